@@ -10,7 +10,7 @@ import torch.distributed as dist
 from wsync.engines._buckets import Buckets
 from wsync.engines._torch_group import Group, connect, listen
 from wsync.read._weights import ParamMeta
-from wsync.vllm._broadcast import Received
+from wsync.vllm._broadcast import ReceivedVersion
 
 ROUNDS, BUCKET_BYTES, TIMEOUT = 7, 16 << 20, 60.0
 LAYERS = 32  # each as a mixture of experts has it: many small ones
@@ -54,7 +54,7 @@ for _ in range(ROUNDS):
                 ready = following
         else:
             buckets = [len(part) for part in plan.parts] if packed else None
-            received = Received(group, [m.name for m in metas], [str(m.dtype) for m in metas], [list(m.shape) for m in metas], None, "1", "cpu", buckets)
+            received = ReceivedVersion(group, [m.name for m in metas], [str(m.dtype) for m in metas], [list(m.shape) for m in metas], None, "1", "cpu", buckets)
             for one in received:
                 assert received[one].shape == weights[one].shape
         dist.barrier()

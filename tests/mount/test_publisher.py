@@ -517,7 +517,7 @@ def test_crash():
     sock = f"{folder}/agent.sock"
     env = dict(os.environ, PYTHONPATH=PACKAGE, WSYNC_AGENT=f"unix:{sock}", WSYNC_LISTEN=f"127.0.0.1:{port}", PYTHONWARNINGS="ignore")
     end = lambda pid: pid and (os.kill(pid, signal.SIGTERM), wait_for(lambda: not os.path.exists(f"/proc/{pid}"), "the agent's end"))
-    at_end(lambda: end(wsync.lib._agents._answers(sock)))
+    at_end(lambda: end(wsync.lib._agents._agent_pid(sock)))
 
     def train(*args):
         r = subprocess.run([sys.executable, "-c", TRAINER, *map(str, args)], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -526,7 +526,7 @@ def test_crash():
         return [line.split() for line in r.stdout.splitlines()]
 
     told = train(1, 7, "same", "die")
-    pid = wsync.lib._agents._answers(sock)
+    pid = wsync.lib._agents._agent_pid(sock)
     assert pid and [int(v) for v, _ in told] == list(range(1, 8)), (pid, told)
     run = told[0][1]
     mount = Mount(f"http://127.0.0.1:{port}")
@@ -540,7 +540,7 @@ def test_crash():
     (v, new), = train(5, 5, "new", "end")
     assert v == "5" and new != run
     wait_for(lambda: engine.serves(whole=True) == f"5@{new}", "the engine on the new 5")
-    assert wsync.lib._agents._answers(sock) == pid, "it is the same agent still"
+    assert wsync.lib._agents._agent_pid(sock) == pid, "it is the same agent still"
     got = tensors_of(mount.file("actor/5/model.safetensors"))
     assert np.all(np.frombuffer(got["w"][2], np.float32) == 7.5) and np.frombuffer(got["step"][2], np.int64) == 5
     fresh = Engine(mount.file("actor/5"))

@@ -1,5 +1,5 @@
 # timeout: 240
-"""What tests of the Python package share. They run on its wheel."""
+"""Fixtures of the Python package's tests, which run on its wheel."""
 import pytest
 
 import installed_wheel

@@ -1,5 +1,5 @@
-"""Arrays on the stand-in driver's devices for tests without a GPU: DLPack's CUDA tensors that are filled and read by the driver's own
-calls. The driver is that of $WSYNC_LIBCUDA, which libwsync opens, too."""
+"""Arrays on the stand-in driver's devices for tests without a GPU: DLPack CUDA tensors, filled and read by driver calls. The driver is
+$WSYNC_LIBCUDA, which libwsync opens too."""
 import ctypes
 import os
 
@@ -33,7 +33,7 @@ def done(result):
 
 
 class _Context:
-    """The device's primary one, for this thread."""
+    """Makes the device's primary context current in this thread."""
 
     def __init__(self, device):
         self.context = ctypes.c_void_p()
@@ -47,7 +47,7 @@ class _Context:
 
 
 class OnGpu:
-    """A numpy array's bytes in device memory, as the array lies: also parts, transposed and strided ones."""
+    """A numpy array's bytes in device memory, with the array's own layout: also slices, transposed and strided arrays."""
 
     def __init__(self, array, device=0):
         base = array if array.base is None or not isinstance(array.base, numpy.ndarray) else array.base
@@ -59,7 +59,7 @@ class OnGpu:
         self.fill()
 
     def fill(self):
-        """The array's bytes of now."""
+        """Copies the array's present bytes to the device."""
         if self.base.nbytes:
             with _Context(self.device):
                 done(driver().cuMemcpyHtoD_v2(self.at, ctypes.c_void_p(self.base.ctypes.data), ctypes.c_size_t(self.base.nbytes)))

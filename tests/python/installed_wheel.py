@@ -1,5 +1,5 @@
-"""The Python package as a user has it: a wheel of backends/python, built and installed into a folder of the tests' by the import of this
-module (conftest.py), which is before tests that import the package."""
+"""Builds a wheel of backends/python and installs it into a folder of the tests. conftest.py imports this module before the tests that
+import the package."""
 import importlib.util
 import os
 import subprocess
@@ -12,7 +12,7 @@ LACKING = [m for m in NEEDED if importlib.util.find_spec(m) is None]
 
 
 def source_tree():
-    """What git sees in the package's folder."""
+    """git's status of the package's folder."""
     if not os.path.isdir(os.path.join(world.ROOT, ".git")):
         return ""
     return subprocess.run(["git", "-C", world.ROOT, "status", "--short", "--ignored", "backends"], stdout=subprocess.PIPE, text=True, check=True).stdout

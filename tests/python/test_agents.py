@@ -12,16 +12,16 @@ import wsync.lib._agents as agents
 
 @pytest.fixture
 def place(monkeypatch):
-    """A socket's address and an HTTP port for the agents of a test; those are ended with it."""
+    """A socket path and an HTTP port for agents that the test starts; the fixture ends them."""
     path = world.unique("run") + "/agent.sock"
     monkeypatch.setenv("WSYNC_LISTEN", f"127.0.0.1:{world.free_port()}")
     monkeypatch.setattr(agents, "_warned", True)
 
     def end():
-        pid = agents._answers(path)
+        pid = agents._agent_pid(path)
         if pid:
             os.kill(pid, signal.SIGTERM)
-            world.wait_for(lambda: agents._answers(path) is None and ended(pid), "the agent's end")
+            world.wait_for(lambda: agents._agent_pid(path) is None and ended(pid), "the agent's end")
 
     world.at_end(end)
     return path
@@ -35,11 +35,11 @@ def ended(pid):
         return True
 
 
-RANK = "import sys, wsync, warnings; warnings.simplefilter('ignore'); print(wsync.ensure(sys.argv[1])); import wsync.lib._agents as a; print(a._answers(sys.argv[1][5:]))"
+RANK = "import sys, wsync, warnings; warnings.simplefilter('ignore'); print(wsync.ensure(sys.argv[1])); import wsync.lib._agents as a; print(a._agent_pid(sys.argv[1][5:]))"
 
 
 def test_exactly_one(place):
-    """many ranks that start at once have one agent, which outlives them, is no child of theirs and can be published to"""
+    """many ranks that start at once share one agent, which outlives them, is not their child and accepts a version"""
     ranks = [subprocess.Popen([sys.executable, "-c", RANK, f"unix:{place}"], stdout=subprocess.PIPE, text=True) for _ in range(6)]
     said = {r.communicate(timeout=60)[0] for r in ranks}
     assert all(r.returncode == 0 for r in ranks) and len(said) == 1, said
@@ -48,14 +48,14 @@ def test_exactly_one(place):
     with open(f"/proc/{pid}/stat") as f:
         _, parent, _, session = f.read().rsplit(")", 1)[1].split()[:4]
     assert int(parent) not in {r.pid for r in ranks} | {os.getpid()} and int(session) != os.getsid(0)
-    assert wsync.ensure(address) == address and agents._answers(place) == int(pid)
+    assert wsync.ensure(address) == address and agents._agent_pid(place) == int(pid)
     world.wsync("publish", "--agent", address, "--model", "actor", "--version", 1, world.checkpoint(world.SMALL))
     with open(os.path.join(os.path.dirname(place), "agent.log")) as f:
         assert "serving" in f.read()
 
 
-def test_cores(place):
-    """a rank that is pinned to a core starts an agent that is not, and stays pinned itself"""
+def test_agent_is_not_pinned(place):
+    """a rank pinned to one core starts an agent that may use all cores, and stays pinned itself"""
     mine = os.sched_getaffinity(0)
     if len(mine) < 2:
         pytest.skip("this machine has one core")
@@ -65,11 +65,11 @@ def test_cores(place):
         assert os.sched_getaffinity(0) == {min(mine)}
     finally:
         os.sched_setaffinity(0, mine)
-    assert len(os.sched_getaffinity(agents._answers(place))) > 1
+    assert len(os.sched_getaffinity(agents._agent_pid(place))) > 1
 
 
-def test_cgroup(place, monkeypatch):
-    """an agent in the trainer's cgroup is warned of, once a process"""
+def test_warns_of_shared_cgroup(place, monkeypatch):
+    """an agent in the trainer's cgroup causes one warning per process"""
     monkeypatch.setattr(agents, "_warned", False)
     with pytest.warns(RuntimeWarning, match="unit, a sidecar or a job step"):
         wsync.ensure(f"unix:{place}")
@@ -78,8 +78,8 @@ def test_cgroup(place, monkeypatch):
         wsync.ensure(f"unix:{place}")
 
 
-def test_log(place, monkeypatch, tmp_path):
-    """an agent that cannot start is an error with the last lines of its log"""
+def test_error_has_log(place, monkeypatch, tmp_path):
+    """if the agent cannot start, the error has the last lines of its log"""
     other = world.Agent()
     monkeypatch.setenv("WSYNC_LISTEN", f"127.0.0.1:{other.port}")
     with pytest.raises(wsync.Error, match=f"(?s)ended at once.*{tmp_path}/log.*\n.*{other.port}"):
@@ -88,8 +88,9 @@ def test_log(place, monkeypatch, tmp_path):
         wsync.ensure(f"unix:{place}", log=tmp_path / "no/log")
 
 
-def test_places(place, monkeypatch, tmp_path):
-    """$WSYNC_AGENT is the address; without /run it is the user's own folder; a socket of a dead agent does not matter, a shared folder does"""
+def test_default_address(place, monkeypatch, tmp_path):
+    """$WSYNC_AGENT is the address; if /run is not writable, a folder of the user; a dead agent's socket is reused, a folder that others
+    may write is refused"""
     found = world.Agent()
     monkeypatch.setenv("WSYNC_AGENT", f"unix:{found.sock}")
     assert wsync.ensure() == f"unix:{found.sock}"
@@ -98,7 +99,7 @@ def test_places(place, monkeypatch, tmp_path):
     monkeypatch.setenv("WSYNC_AGENT", f"unix:{place}")
     os.makedirs(os.path.dirname(place))
     os.rename(found.sock, place)
-    assert wsync.ensure() == f"unix:{place}" and agents._answers(place)
+    assert wsync.ensure() == f"unix:{place}" and agents._agent_pid(place)
     monkeypatch.delenv("WSYNC_AGENT")
     monkeypatch.setattr(os, "access", lambda p, mode: str(p).startswith(str(tmp_path)))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -115,8 +116,8 @@ def test_places(place, monkeypatch, tmp_path):
         wsync.ensure(f"unix:{tmp_path}/agent.sock")
 
 
-def test_bounded(place, monkeypatch, tmp_path):
-    """waiting ends: for a lock that another process keeps, and for an agent that never answers"""
+def test_waits_are_bounded(place, monkeypatch, tmp_path):
+    """the waits for another process's lock and for an agent that never answers end at the timeout"""
     import fcntl
 
     os.makedirs(os.path.dirname(place))
@@ -131,11 +132,11 @@ def test_bounded(place, monkeypatch, tmp_path):
     with pytest.raises(wsync.Timeout, match="slow today"):
         wsync.ensure(f"unix:{place}", timeout=1)
     pid = int((tmp_path / "pid").read_text())
-    world.wait_for(lambda: ended(pid), "the end of what never answered")
+    world.wait_for(lambda: ended(pid), "the end of the process that never answered")
 
 
 def test_command():
-    """the bundled command is this build's, and python can become it"""
+    """the bundled command is this build's, and its Python entry point runs it"""
     r = subprocess.run([sys.executable, "-c", "import sys; sys.argv = ['wsync', 'version']; from wsync.lib._command import main; main()"],
                        stdout=subprocess.PIPE, text=True, check=True, timeout=60)
     assert r.stdout.startswith(f"wsync {wsync.__version__}")

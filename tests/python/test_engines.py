@@ -19,7 +19,7 @@ AIO = {"sglang": wsync.aio.update_sglang_weights_from_disk, "vllm": wsync.aio.up
 
 @pytest.mark.parametrize("api", UPDATE)
 def test_update(folders, api):
-    """an engine loads a folder, says its version and serves again, also awaited; one that refuses is an error with a sentence:"""
+    """an engine loads a folder, reports its version and serves again, also by asyncio; a refusal raises an error with a message"""
     engine = world.Engine(folders[1], api=api)
     want = world.Engine(folders[2], api=api).checksum()
     UPDATE[api](engine.url, folders[2], version=2, pause_mode="abort", timeout=30)
@@ -32,14 +32,14 @@ def test_update(folders, api):
     with pytest.raises(wsync.Error) as e:
         UPDATE[api](engine.url, folders[2] + "/nowhere")
     assert e.value.errno == errno.EREMOTEIO and "nowhere" in str(e.value), str(e.value)
-    if api == "vllm":  # whose failed load leaves nothing that could serve
+    if api == "vllm":  # after a failed load vLLM cannot serve
         assert engine.is_paused() and "paused" in str(e.value)
         UPDATE[api](engine.url, folders[2])
     assert engine.generate()
     for cache, want in (("external", {"local": False, "external": False}), ("local", {"local": False, "external": True}),
                         ("keep", {"local": True, "external": True})):
         UPDATE[api](engine.url, folders[1], cache="external")
-        engine.generate()  # fills both
+        engine.generate()  # fills both caches
         UPDATE[api](engine.url, folders[2], cache=cache)
         answer = engine.generate()
         assert (answer.get("stale_cache") or answer["meta_info"]["stale_cache"]) == want, cache
@@ -52,8 +52,8 @@ def test_update(folders, api):
         UPDATE[api](engine.url, folders[2], timeout=0)
 
 
-def test_many(folders):
-    """many engines at once, each with its result; none is none; the token is in no text of an Engine"""
+def test_many_engines(folders):
+    """many engines at once, each with its own result; an empty list; an Engine's repr does not contain its token"""
     good = [world.Engine(folders[1], api=api) for api in ("sglang", "vllm")]
     engines = [wsync.Engine(e.api, e.url, version=2, token="SECRET") for e in good]
     engines.insert(1, wsync.Engine("sglang", f"http://127.0.0.1:{world.free_port()}", timeout=5))
@@ -68,7 +68,7 @@ def test_many(folders):
 
 
 class Silent:
-    """A server that takes connections and answers when it is let."""
+    """A server that accepts connections and never answers."""
 
     def __init__(self):
         import socket
@@ -93,8 +93,8 @@ class Silent:
             s.close()
 
 
-def test_blocks_nobody(folders):
-    """other threads run while a call waits for an engine, a deadline is Timeout, and a cancelled await leaves its call to end by itself"""
+def test_releases_the_gil(folders):
+    """other threads run while a call waits for an engine; a deadline raises Timeout; after a cancelled await the call ends by itself"""
     silent = Silent()
     caught = []
 

@@ -1,5 +1,5 @@
-"""What is on GPUs, against the stand-in driver (tests/fakes): published, shared, mapped by another process; strategies of loaders.
-What only a real GPU with torch can show is skipped."""
+"""GPU memory, on the stand-in driver (tests/fakes): publishing, sharing, mapping in another process; the loaders' strategies.
+Tests that need a real GPU and torch are skipped without them."""
 import importlib.metadata
 import json
 import logging
@@ -20,7 +20,7 @@ FAKE = os.path.join(os.environ.get("BUILD", "build"), "tests", "fakes", "libcuda
 
 @pytest.fixture
 def driver():
-    """For processes that are started: this one may have looked for a driver before."""
+    """Environment of child processes that use the stand-in driver; this process may have opened another driver already."""
     if not os.path.exists(FAKE):
         pytest.skip("built without CUDA's headers, so there is no stand-in driver")
     return {"WSYNC_LIBCUDA": FAKE, "WSYNC_FAKE_CUDA": "devices=2,delay=100,seed=5", "PYTHONPATH": os.pathsep.join(
@@ -33,7 +33,7 @@ def agent():
 
 
 class Process:
-    """A Python program in a process of its own, told lines and asked for lines."""
+    """A Python program in a child process, with line-based input and output."""
 
     def __init__(self, code, driver, *arguments):
         self.p = subprocess.Popen([sys.executable, "-c", code, *arguments], env={**os.environ, **driver}, stdin=subprocess.PIPE,
@@ -65,8 +65,8 @@ def same(weights, want):
 """
 
 
-def test_publishes(agent, driver):
-    """arrays on two devices and on the host, of every layout, come to the slot byte for byte, version after version"""
+def test_publishes_gpu_arrays(agent, driver):
+    """arrays on two devices and on the host, in every layout, arrive in the slot byte for byte, for several versions"""
     p = Process(COMMON + """
 given = {n: OnGpu(x, i % 2) for i, (n, x) in enumerate(made(1).items())}
 given["host"] = numpy.ones(7, numpy.float32)
@@ -82,8 +82,8 @@ print("ok")
     assert p.p.wait(20) == 0
 
 
-def test_converts(agent, driver):
-    """float32 on a GPU becomes bfloat16 in the file, to the bits that the host's conversion gives"""
+def test_converts_on_the_gpu(agent, driver):
+    """float32 on a GPU becomes bfloat16 in the file, with the same bits as the host's conversion"""
     p = Process(COMMON + """
 x = numpy.random.default_rng(1).standard_normal((300, 70)).astype(numpy.float32)
 with wsync.Publisher("actor", {"w": OnGpu(x), "t": OnGpu(x.T)}, agent=sys.argv[1], start_agent=False, dtype="bfloat16") as pub:
@@ -128,7 +128,7 @@ for line in sys.stdin:
 
 @pytest.mark.parametrize("share", ["cuda_ipc", "packed_cuda_ipc"])
 def test_shares(agent, driver, share):
-    """another process maps what is shared, byte for byte; unshare waits for it, and is done once it has closed or ended"""
+    """another process maps the shared version, byte for byte; unshare waits until that process has closed it or ended"""
     sharer = Process(SHARER, driver, f"unix:{agent.sock}", share)
     sharer.says()
     reader = Process(READER, driver, f"unix:{agent.sock}")
@@ -155,7 +155,7 @@ except wsync.Error as e:
 
 
 def test_by_path(agent, driver):
-    """a mounted version's folder is enough; one that is not shared is ENOENT, and says what is wanted"""
+    """map_gpu accepts a mounted version's folder; a version that is not shared is ENOENT, with what to do"""
     world.need_fuse()
     mount = world.Mount(f"unix:{agent.sock}")
     sharer = Process(SHARER, driver, f"unix:{agent.sock}", "cuda_ipc")
@@ -173,8 +173,8 @@ def test_by_path(agent, driver):
     assert e.value.errno == 2
 
 
-def test_said(agent, tmp_path):
-    """what cannot be is refused by name: a share that is none, on_demand without it, a device that is none, damaged cuda_ipc.json"""
+def test_refuses_bad_arguments(agent, tmp_path):
+    """refused by name: an unknown share, on_demand without share, a path with a version, a damaged cuda_ipc.json"""
     for options, why in (({"share": "nccl"}, "share='nccl'"), ({"on_demand": True}, "on_demand without share")):
         with pytest.raises(ValueError, match=why):
             wsync.Publisher("actor", {"w": numpy.ones(3)}, agent=f"unix:{agent.sock}", start_agent=False, **options)
@@ -188,17 +188,17 @@ def test_said(agent, tmp_path):
 
 
 class OnOther:
-    """Speaks DLPack for a device that is none of ours."""
+    """A DLPack object on a device that wsync does not support."""
 
     def __dlpack_device__(self):
         return (10, 0)
 
     def __dlpack__(self, **_):
-        raise AssertionError("it was asked for its memory")
+        raise AssertionError("its memory was requested")
 
 
 def test_other_devices(agent):
-    """other devices are refused by name; so are CUDA's where libwsync has no driver"""
+    """other devices are refused by name; so are CUDA devices if libwsync has no driver"""
     with wsync.Publisher("actor", {"w": OnOther()}, agent=f"unix:{agent.sock}", start_agent=False) as pub:
         with pytest.raises(NotImplementedError, match=r"w is on DLPack's device \(10, 0\)"):
             pub.offload(1)
@@ -217,11 +217,11 @@ except NotImplementedError as e:
     assert "w is on DLPack's device (2, 0), which libwsync cannot copy from: " in done.stdout, done.stdout
 
 
-# --- pieces, without any driver ---
+# --- pieces, without a driver ---
 
 
 class Map:
-    """A mapping of pieces that numpy arrays hold."""
+    """A stand-in for _gpu._Map whose pieces are numpy arrays."""
 
     def __init__(self, tensors):
         self.pieces = tensors
@@ -256,7 +256,7 @@ class Map:
 
 
 def test_pieces():
-    """boxes and ranges of several ranks, empty and scalar ones, make whole tensors; of which a part is lacking are none"""
+    """boxes and ranges of several ranks, also empty and scalar tensors, are assembled; a tensor that lacks a part is not in the mapping"""
     whole = numpy.arange(70, dtype=numpy.float32).reshape(7, 10)
     pieces = [("box", "F32", (7, 10), "BOX", ((0, 0), (7, 4)), whole[:, :4]), ("box", "F32", (7, 10), "BOX", ((0, 4), (3, 6)), whole[:3, 4:]),
               ("box", "F32", (7, 10), "BOX", ((3, 4), (4, 6)), whole[3:, 4:]), ("empty", "BF16", (0, 3), "WHOLE", None, whole[:0]),
@@ -281,7 +281,7 @@ def test_pieces():
 
 @pytest.fixture
 def shared(monkeypatch):
-    """A version's folder, and what map_gpu gives for it."""
+    """A version's folder, and a stand-in for what map_gpu returns for it."""
     path = world.checkpoint({"a": ("F32", [2]), "b": ("F32", [3])})
     os.makedirs(os.path.join(path, ".wsync"))
     with open(os.path.join(path, ".wsync", "cuda_ipc.json"), "w") as f:
@@ -312,7 +312,7 @@ def shared(monkeypatch):
 
 
 def test_strategies(shared):
-    """in turn, with the reason why not the one before; "auto" says nothing of a version that is not shared"""
+    """strategies are tried in order, with the reason why the earlier one failed; "auto" reports none for a version that is not shared"""
     log = logging.getLogger("test")
 
     def opened(strategy, path=shared.path, wanted=("a", "b")):
@@ -343,33 +343,33 @@ def test_strategies(shared):
 
 
 def test_sglang_embeddings(monkeypatch):
-    """a flush, and a load, empty SGLang's cache of image embeddings, and its state says so; a flush that is refused does not"""
+    """a flush and a load clear SGLang's cache of image embeddings, and its internal state reports it; a refused flush does not"""
     from wsync import sglang
 
     cleared = []
     cache = types.SimpleNamespace(clear=lambda: cleared.append(1))
     monkeypatch.setitem(sys.modules, sglang.EMBEDDINGS[0], types.SimpleNamespace(embedding_cache=cache))
     monkeypatch.setitem(sys.modules, sglang.EMBEDDINGS[1], types.SimpleNamespace())
-    sglang.flushed(False, None)
+    sglang.after_flush(False, None)
     assert not cleared
-    sglang.flushed(True, None)
+    sglang.after_flush(True, None)
     assert cleared == [1]
     source = types.SimpleNamespace(model_or_path="/nowhere", prefix="", model_config=None)
     assert list(sglang.weights_iterator(lambda *_: iter((("a", 1),)), None, source)) == [("a", 1)] and cleared == [1, 1]
     said = types.SimpleNamespace(internal_state={"version": "0"})
-    assert sglang.stated(said, None) is None and said.internal_state["wsync"] == {"forgets_embeddings": True}
+    assert sglang.add_internal_state(said, None) is None and said.internal_state["wsync"] == {"forgets_embeddings": True}
 
 
 def test_sglang(shared, monkeypatch):
-    """SGLang's iterator: from the GPUs where the version is shared and whole, else its own; what it had before is what must be there"""
+    """SGLang's iterator reads from the GPUs if the version is shared with all names of the previous load, else from the files"""
     from wsync import sglang
 
     class Config:
-        """SGLang's, as far as it is looked at: each model has its own."""
+        """A stand-in for SGLang's model configuration: each model has its own."""
 
     config, draft = Config(), Config()
     own_files = types.SimpleNamespace(names=frozenset("ab"))
-    monkeypatch.setattr(sglang, "_wanted", lambda source: sglang._loaded(source).get(source.prefix, own_files.names))
+    monkeypatch.setattr(sglang, "_required_names", lambda source: sglang._names_by_prefix(source).get(source.prefix, own_files.names))
     source = types.SimpleNamespace(model_or_path=shared.path, prefix="m.", model_config=config)
 
     def own(loader, given, **_):
@@ -388,21 +388,21 @@ def test_sglang(shared, monkeypatch):
     shared.error = wsync.Error(2, "gone")
     with pytest.raises(wsync.Error):
         names()
-    assert sglang._complete[config] == {"m.": frozenset("ab")}
-    shared.error, shared.names = None, ["a", "c"]  # a draft model of other names, by the same prefix
+    assert sglang._loaded_names[config] == {"m.": frozenset("ab")}
+    shared.error, shared.names = None, ["a", "c"]  # a draft model with other names and the same prefix
     own_files.names = frozenset("ac")
     source.model_config = draft
     assert names() == [("m.a", None), ("m.c", None)]
-    assert sglang._complete[draft] == {"m.": frozenset("ac")} and sglang._complete[config] == {"m.": frozenset("ab")}
-    source.model_config = None  # nothing is remembered of what has none
-    assert names() == [("m.a", None), ("m.c", None)] and len(sglang._complete) == 2
+    assert sglang._loaded_names[draft] == {"m.": frozenset("ac")} and sglang._loaded_names[config] == {"m.": frozenset("ab")}
+    source.model_config = None  # nothing is recorded for a source without a configuration
+    assert names() == [("m.a", None), ("m.c", None)] and len(sglang._loaded_names) == 2
     done = subprocess.run([sys.executable, "-c", "import sys, wsync.sglang; print('sglang' in sys.modules, 'torch' in sys.modules)"],
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     assert done.stdout == "False False\n"
 
 
 def test_entry_point():
-    """an installed wheel is found by SGLang"""
+    """SGLang finds the plug-in of an installed wheel"""
     from wsync.sglang import register
 
     found = [e for e in importlib.metadata.entry_points(group="sglang.srt.plugins") if e.name == "wsync"]

@@ -20,7 +20,7 @@ def raw(path):
 
 
 def same(weights, folder):
-    """Every tensor, bit for bit, and its shape."""
+    """Asserts that every tensor has the expected bits and shape."""
     want = {}
     for file in sorted(f for f in os.listdir(folder) if f.endswith(".safetensors")):
         want.update(raw(os.path.join(folder, file)))
@@ -31,7 +31,7 @@ def same(weights, folder):
 
 
 def test_mounted(mounted):
-    """a mounted version is what was published, knows its number and lineage, and `current`'s target does not change under it"""
+    """a mounted version has the published tensors, number and lineage; after opening `current`, a switch does not change it"""
     mount, folders = mounted
     for version, folder in folders.items():
         with wsync.open(mount.file("actor", version), "numpy") as weights:
@@ -60,7 +60,7 @@ def test_survives_umount(mounted):
 
 
 def test_no_copies():
-    """tensors of a file are views of one mapping, read-only, and nothing of the file is read before it is looked at"""
+    """tensors of a file are read-only views of one mapping, and a file is read only when a tensor is accessed"""
     path = world.checkpoint({f"layer.{i}": ("F32", [1024, 1024]) for i in range(16)}) + "/model.safetensors"
 
     def in_core(kind):
@@ -87,7 +87,7 @@ def test_no_copies():
 
 
 def test_dtypes(tmp_path):
-    """every NumPy dtype, scalars and empty tensors as the stock reader has them; BF16 and 8-bit floats are ml_dtypes'"""
+    """every NumPy dtype, scalars and empty tensors equal the safetensors package's; BF16 and 8-bit floats are ml_dtypes'"""
     import ml_dtypes
 
     tensors = {d: numpy.arange(6).astype(d).reshape(2, 3) for d in
@@ -102,7 +102,7 @@ def test_dtypes(tmp_path):
     assert {m.name: (m.dtype, m.shape) for m in weights.metadata()} == {n: (t.dtype, t.shape) for n, t in tensors.items()}
     eights = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"}
     header = {d: {"dtype": d, "shape": [1], "data_offsets": [i, i + 1]} for i, d in enumerate(eights)}
-    header["odd"] = {"dtype": "F32", "shape": [1], "data_offsets": [5, 9]}  # at an address that no F32 should have
+    header["odd"] = {"dtype": "F32", "shape": [1], "data_offsets": [5, 9]}  # not aligned for F32
     header["F4"] = {"dtype": "F4", "shape": [2], "data_offsets": [9, 10]}
     header["none"] = {"dtype": "I64", "shape": [3, 0], "data_offsets": [10, 10]}
     world.write_safetensors(tmp_path / "y.safetensors", header, b"\x38" * 5 + numpy.float32(1.5).tobytes() + b"\x21")
@@ -134,7 +134,7 @@ else:
 
 
 def test_shards():
-    """a sharded folder: in the index's order, files mapped when they are needed, and what the index and the files say must agree"""
+    """a sharded folder: tensors in the index's order, files mapped when needed, and the index must agree with the files"""
     folder = world.checkpoint(world.SMALL, files=SHARDS)
     weights = wsync.open(folder, "numpy")
 
@@ -148,13 +148,13 @@ def test_shards():
     assert same(weights, folder) and list(weights) == [n for names in SHARDS.values() for n in names]
     with pytest.raises(KeyError):
         weights["x"]
-    os.rename(folder, folder + ".away")  # what was opened is meant, not who has its name now
+    os.rename(folder, folder + ".away")  # the opened folder is used, not another one of the same name
     os.remove(folder + ".away/model.safetensors.index.json")
     assert same(wsync.open(folder + ".away", "numpy"), folder + ".away")
 
 
 def test_bad_folders():
-    """folders that are not whole are refused by name: a missing shard, an index that disagrees or leads elsewhere, nothing there"""
+    """incomplete folders are refused by name: a missing shard, an index that disagrees or leads out of the folder, no weights"""
     def index(change, error, at_open=True):
         folder = world.checkpoint(world.SMALL, files=SHARDS)
         path = folder + "/model.safetensors.index.json"
@@ -227,7 +227,7 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_bad_files(tmp_path, kind):
-    """a file that is not a valid one is refused with its name and the reason:"""
+    """a malformed file is refused with its name and the reason"""
     header, error = BAD[kind]
     path = tmp_path / "model.safetensors"
     if header is None:
@@ -254,7 +254,7 @@ def test_sizes(tmp_path):
 
 
 def test_threads():
-    """many threads that read one mapping at once see the same bytes"""
+    """many threads that read one mapping at the same time see the same bytes"""
     folder = world.checkpoint(world.SMALL, files=SHARDS)
     weights, failures = wsync.open(folder, "numpy"), []
     start = threading.Barrier(8)
@@ -275,7 +275,7 @@ def test_threads():
 
 
 def test_torch(mounted):
-    """PyTorch: the same bits and dtypes, no copies; what is written to a tensor stays in this process; valid after umount"""
+    """PyTorch: the same bits and dtypes, no copies; writes to a tensor stay in this process; tensors are valid after umount"""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     mount, folders = mounted
     weights = wsync.open(mount.file("actor/1"))
@@ -311,7 +311,7 @@ def test_torch_dtypes(tmp_path):
 
 
 def test_jax(mounted):
-    """JAX takes the arrays as they are"""
+    """JAX accepts the arrays"""
     jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
     mount, folders = mounted
     weights = wsync.open(mount.file("actor/1"), "numpy")

@@ -23,7 +23,7 @@ def publisher(agent, tensors, **options):
 
 
 def test_arrays(agent):
-    """arrays of every dtype, layout and rank go along as they are, and the next version with them"""
+    """arrays of every dtype, layout and rank are published bit for bit, also in the next version"""
     a = numpy.arange(60, dtype=numpy.float32).reshape(3, 4, 5)
     given = {
         "plain": a, "transposed": a.T, "reversed": a[::-1, ::-1], "part": a[1:, :, ::2], "scalar": numpy.float64(3.5) * numpy.ones(()),
@@ -44,7 +44,7 @@ def test_arrays(agent):
 
 
 def test_ranks(agent):
-    """ranks with parts by DTensor's placements: here by hand; three publishers as three ranks"""
+    """three publishers as three ranks with parts described by DTensor placements"""
     whole = numpy.arange(70, dtype=numpy.float32).reshape(7, 10)
     errors = []
 
@@ -85,7 +85,7 @@ def test_ranks(agent):
 
 
 def test_commits_outlive_ranks(agent):
-    """a rank that has offloaded and ends does not take the version along that a slower one still offloads"""
+    """a rank that ends after its offload does not end the version that a slower rank still offloads"""
     pubs = [publisher(agent, {f"w{r}": numpy.full(5, r, numpy.float32)}, rank=r, world_size=2, timeout=20) for r in (0, 1)]
 
     def both(version):
@@ -102,8 +102,8 @@ def test_commits_outlive_ranks(agent):
     pubs[1].close()
 
 
-def test_forks(agent):
-    """a forked child ends, cannot use its parent's publisher, and does not keep the parent's place when that is killed"""
+def test_fork(agent):
+    """a forked child can exit, cannot use its parent's publisher, and does not keep the killed parent's rank occupied"""
     code = """
 import os, signal, sys, time, numpy, wsync
 pub = wsync.Publisher("forked", {"w": numpy.ones(4)}, agent=sys.argv[1], start_agent=False, timeout=20)
@@ -148,7 +148,7 @@ else:
 
 
 def test_two_threads(agent):
-    """a call beside another thread's is refused, and that one goes on"""
+    """a call while another thread is in one is refused, and the other thread's call continues"""
     with publisher(agent, {"w": numpy.ones(4)}) as pub:
         pub.offload(1)
         waiting = threading.Thread(target=lambda: pytest.raises(wsync.Timeout, pub.wait_loaded, 1, timeout=1))
@@ -161,7 +161,7 @@ def test_two_threads(agent):
 
 
 def test_interrupted(agent):
-    """^C ends a call that waits for other ranks, and a wait without a limit; the publisher goes on afterwards"""
+    """^C ends a call that waits for other ranks, and an unlimited wait; the publisher works afterwards"""
     code = """
 import os, signal, sys, threading, time, numpy, wsync
 
@@ -201,7 +201,7 @@ print("done")
 
 
 def test_conversion(agent, caplog):
-    """the file's dtype from dtype=, config.json or the base; what overflows float16 is counted and told once"""
+    """the file's dtype comes from dtype=, config.json or the base; overflows of float16 are counted and logged once"""
     weights = {"a": numpy.array([1, 70000, -1e30, 2], numpy.float32), "step": numpy.array([3])}
     with publisher(agent, weights, dtype="float16") as pub:
         pub.offload(1)
@@ -217,7 +217,7 @@ def test_conversion(agent, caplog):
 
 
 def test_base(agent):
-    """what no rank holds comes from base=, is listed, and another shape than the base's is refused by name"""
+    """tensors that no rank holds come from base= and are listed; a shape that differs from the base's is refused by name"""
     base = world.checkpoint({"mine": ("BF16", [2, 3]), "mtp.head": ("BF16", [4]), "vision.tower": ("F32", [2])})
     given = {"mine": numpy.ones((2, 3), numpy.float32)}
     with publisher(agent, given, base=base) as pub:
@@ -239,7 +239,7 @@ def test_base(agent):
 
 
 def test_changed_model(agent):
-    """a tensor that is resized, added or taken away is noticed and registered again"""
+    """a tensor that is resized, added or removed is noticed, and the model is registered again"""
     given = {"a": numpy.zeros(4, numpy.float32), "b": numpy.ones(2, numpy.float32)}
     with publisher(agent, lambda: given) as pub:
         pub.offload(1)
@@ -250,7 +250,7 @@ def test_changed_model(agent):
 
 
 def test_waits(agent):
-    """wait_delta says whether there is one; wait_loaded names the mounts that are missing; a closed publisher says so"""
+    """wait_delta returns whether there is a delta; wait_loaded names the missing mounts; calls of a closed publisher are refused"""
     given = {"a": numpy.zeros(1 << 20, numpy.float32)}
     pub = publisher(agent, given)
     pub.offload(1)
@@ -268,7 +268,7 @@ def test_waits(agent):
 
 
 def test_slots_stay_whole(agent):
-    """weights that are held stay what they were while newer versions come, however many: the third is a copy"""
+    """open weights() keep their bytes while any number of newer versions are published: the third is a copy"""
     given = {"a": numpy.full(1 << 20, 1.0, numpy.float32)}
 
     def step(version):
@@ -287,8 +287,8 @@ def test_slots_stay_whole(agent):
         assert all((weights["a"] == version).all() for version, weights in enumerate(held, 7))
 
 
-def test_wrong_things(agent):
-    """what cannot be published is refused by its name"""
+def test_refuses_unpublishable(agent):
+    """values that cannot be published are refused by name"""
     for tensors, error, says in (
         ({"x": numpy.array(["text"])}, TypeError, "x has the dtype"),
         ({"x": numpy.zeros(2, ">f4")}, TypeError, "x has the dtype >f4"),
@@ -307,7 +307,7 @@ def test_wrong_things(agent):
 
 
 def test_dlpack(agent):
-    """what speaks DLPack, as JAX's arrays do: here numpy's own arrays without their other interface"""
+    """objects with DLPack, as JAX's arrays: here numpy arrays with their other interface hidden"""
 
     class OnlyDlpack:
         def __init__(self, a):
@@ -327,7 +327,7 @@ def test_dlpack(agent):
 
 
 def test_jax(agent):
-    """JAX's arrays on the CPU, bfloat16 too; they are new at each step"""
+    """JAX arrays on the CPU, also bfloat16; each step has new arrays"""
     jax = pytest.importorskip("jax")
     arrays = {"w": jax.numpy.arange(8, dtype=jax.numpy.float32), "b": jax.numpy.ones((2, 3), jax.numpy.bfloat16)}
     with publisher(agent, lambda: arrays) as pub:

@@ -1,4 +1,4 @@
-"""The views that vLLM's and SkyRL's senders read."""
+"""The interfaces of vLLM's and SkyRL's senders."""
 import numpy
 import pytest
 import world
@@ -14,7 +14,7 @@ def weights():
 
 
 def test_source(weights):
-    """a WeightSource: metadata and every pass say the same names, dtypes and shapes in the same order"""
+    """a WeightSource: metadata and every iteration have the same names, dtypes and shapes in the same order"""
     source = weights.source()
     assert len(source) == len(TENSORS) and source.held_names() is None
     for _ in range(2):
@@ -24,7 +24,7 @@ def test_source(weights):
 
 
 def test_vllm_source():
-    """vLLM's own WeightSource has the same abstract methods, and takes ours for one"""
+    """vLLM's WeightSource has the same abstract methods, and isinstance accepts ours"""
     base = pytest.importorskip("vllm.distributed.weight_transfer.base", reason="vLLM is not installed")
     source = wsync.open(world.checkpoint(TENSORS), "torch").source()
     assert isinstance(source, base.WeightSource)
@@ -43,7 +43,7 @@ def test_one_each(weights):
 
 @pytest.mark.parametrize("threshold", (0, 100 << 10, 300 << 10, 1 << 30))
 def test_modules(weights, threshold):
-    """modules stay together in a chunk, which stays within the threshold unless one module is larger:"""
+    """a module's tensors stay together in a chunk, which stays within the threshold unless one module is larger"""
     extractor = wsync.WeightExtractor(weights, group_by_module=True, batch_size_threshold_gb=threshold / 2**30)
     chunks = list(extractor.extract_weights())
     names = [n for c in chunks for n in c.names]
@@ -63,7 +63,7 @@ def test_modules(weights, threshold):
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # random bits are NaNs, too
 def test_cast(weights):
-    """a dtype casts the floats and leaves numbers of steps alone"""
+    """a dtype casts the floats and leaves integers as they are"""
     extractor = wsync.WeightExtractor(weights, group_by_module=True, batch_size_threshold_gb=1)
     (chunk,) = extractor.extract_weights("float64")
     by_name = dict(zip(chunk.names, chunk.tensors))

@@ -1,5 +1,5 @@
-"""What is read off a trainer's framework, by stand-ins of its objects: whose memory it is, and what must not be read. tests/real has
-the frameworks themselves."""
+"""The sources for trainers' frameworks, tested with stand-ins of the frameworks' objects: which memory is read, and which must not be.
+tests/real has the frameworks themselves."""
 import enum
 import os
 import subprocess
@@ -14,7 +14,7 @@ import wsync
 
 
 class Tensor:
-    """As much of torch's as is looked at, over a numpy array."""
+    """The parts of a torch tensor that wsync uses, over a numpy array."""
 
     is_cpu = True
     requires_grad = True
@@ -54,7 +54,7 @@ class Tensor:
 
 
 class Module:
-    """Named modules, parameters and buffers."""
+    """A module tree with named parameters and buffers."""
 
     def __init__(self, parameters, modules=(), buffers=()):
         self._parameters, self._modules, self._buffers = dict(parameters), dict(modules), dict(buffers)
@@ -99,7 +99,7 @@ def published(pub, version):
 
 
 def test_checkout():
-    """the package is imported from a checkout as it is, with what `make` has built there; without, it says what to do"""
+    """the package can be imported from a checkout that `make` has built; in an unbuilt one the error says what to do"""
     root = os.environ["ROOT"]
     env = {k: v for k, v in os.environ.items() if k != "WSYNC_LIBRARY"}
     done = subprocess.run([sys.executable, "-c", "import wsync; print(wsync.__version__)"], env=dict(env, PYTHONPATH=os.path.join(root, "backends/python")),
@@ -110,8 +110,8 @@ def test_checkout():
         assert "run `make` in the checkout" in done.stderr
 
 
-def test_library_of_before(tmp_path):
-    """a library without what the package's wsync.h declares is refused by name, with both releases"""
+def test_older_library(tmp_path):
+    """a library that lacks a function of the package's wsync.h is refused with its name and both releases"""
     path = tmp_path / "libwsync.so"
     (tmp_path / "old.c").write_text('const char *wsync_version(void) { return "0.0.7"; }')
     subprocess.run(["cc", "-shared", "-fPIC", "-o", path, tmp_path / "old.c"], check=True, timeout=60)
@@ -125,7 +125,7 @@ def test_library_of_before(tmp_path):
 
 
 def test_running_means(agent):
-    """running means that each rank has its own of are refused, since one rank's mean would stand beside another's variance; given to all, they pass"""
+    """running means that differ between ranks are refused, since a version would mix one rank's mean with another's variance; equal ones pass"""
     models = [Module({"weight": Tensor(numbers(3, 0))}, (), {"running_mean": Tensor(numbers(3, rank))}) for rank in range(2)]
     with world.scope():
         pubs = [world.entered(wsync.Publisher("actor", wsync.fsdp(m, conversions=False), agent=f"unix:{agent.sock}", start_agent=False,
@@ -144,7 +144,7 @@ State = enum.Enum("OffloadStateTypeEnum", ["lp_params", "hp_params"])
 
 
 class Zero3:
-    """ZeRO-3's optimizer on one rank. Its accessor hands out copies, all of them in one place, as freed memory is used again."""
+    """ZeRO-3's optimizer on one rank. Its accessor returns copies, all at one address, as if freed memory were reused."""
 
     def __init__(self, masters, swappable=False):
         self.flat = Tensor(numpy.concatenate(masters))
@@ -184,7 +184,7 @@ def numbers(n, start):
 
 
 def test_masters_are_the_optimizers_own(agent, monkeypatch):
-    """ZeRO-3's masters are read from the optimizer's partition, not from what its accessor copies for a moment"""
+    """ZeRO-3's masters are read from the optimizer's partition, not from its accessor's temporary copies"""
     utils = types.ModuleType("deepspeed.utils")
     utils.safe_get_local_fp32_param = lambda p: p._z3_optimizer.get_local_fp32_param(p)
     monkeypatch.setitem(sys.modules, "deepspeed", types.ModuleType("deepspeed"))
@@ -200,7 +200,7 @@ def test_masters_are_the_optimizers_own(agent, monkeypatch):
 
 
 def test_deepspeed_refuses(agent):
-    """masters on NVMe, states that are elsewhere, and an optimizer that is not known"""
+    """masters on NVMe, offloaded states and an unknown optimizer are refused"""
     masters = {"a": numbers(5, 1)}
     with publisher(agent, wsync.deepspeed(zero3(masters, swappable=True), master=True)) as pub, pytest.raises(NotImplementedError, match="master of a is swapped to NVMe"):
         pub.offload(1)
@@ -219,8 +219,8 @@ def test_deepspeed_refuses(agent):
         pub.offload(2)
 
 
-def test_memory_that_is_gone(agent):
-    """a tensor whose storage was taken away is refused by name"""
+def test_freed_storage(agent):
+    """a tensor whose storage was freed is refused by name"""
 
     class Gone(Tensor):
         def data_ptr(self):
@@ -249,7 +249,7 @@ def flat_of(tensors, padding=3):
 
 
 def test_flat_parameter(agent):
-    """FSDP1 without use_orig_params: the flat parameter is taken apart, and is no tensor of the file"""
+    """FSDP1 without use_orig_params: the flat parameter is split into the file's tensors, and is not one itself"""
     inside, outside = {"x.weight": numbers(6, 0).reshape(2, 3), "x.bias": numbers(2, 50)}, {"norm": numbers(4, 100)}
     layer = flat_of(inside)
     root = flat_of(outside)
@@ -264,7 +264,7 @@ def test_flat_parameter(agent):
 
 
 def test_wrappers(agent):
-    """DDP's and compile's names are not the file's; an adapter's layers are refused"""
+    """the name prefixes of DDP and torch.compile are removed; adapter layers are refused"""
 
     class DistributedDataParallel(Module):
         def __init__(self, module):
@@ -283,7 +283,7 @@ def test_wrappers(agent):
 
 
 class Group:
-    """A bucket group of two ranks: ``shard`` is what the other one has updated. A gather that has begun copies what was then."""
+    """A bucket group of two ranks; ``shard`` is the other rank's part. A gather copies the values from the time when it began."""
 
     def __init__(self, mine, shard):
         self.mine, self.shard, self.param_gather_handle, self.gathers = mine, shard, None, 0
@@ -330,7 +330,7 @@ def chunk(weight, buffers=()):
 
 
 def test_late_gathers():
-    """parameters that are gathered late are gathered at an offload, and a gather that began before the last step is not believed"""
+    """with overlap_param_gather an offload gathers the parameters; a gather that began before the last step is not enough"""
     shard, mine = numbers(4, 10), numbers(4, 0)
     group = Group(mine, shard)
     model = chunk(Tensor(mine))
@@ -349,7 +349,7 @@ def test_late_gathers():
 
 
 def test_megatron_refuses():
-    """layouts that are not known by their wrapper, and held buffers go along so that nothing is left out in silence"""
+    """unsupported wrappers are refused; buffers are included"""
 
     class FullyShardedDataParallel(Module):
         def __init__(self, module):

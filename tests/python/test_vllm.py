@@ -1,4 +1,4 @@
-"""wsync.vllm without vLLM: what may be loaded, what is said, what becomes of a load that fails. tests/real has it on real servers."""
+"""wsync.vllm without vLLM: which versions are loaded, the answers, and failed loads. tests/real tests it on real servers."""
 import importlib.metadata
 import os
 import subprocess
@@ -8,7 +8,7 @@ import types
 import pytest
 import world
 import wsync
-from wsync.read._layout import MOST_NAMED, Difference, LayoutError
+from wsync.read._layout import MAX_NAMED, Difference, LayoutError
 from wsync.vllm import Extension, _loader, register
 from wsync.vllm._path import version_path
 from wsync.vllm._ranks import Ranks
@@ -17,7 +17,7 @@ TENSORS = {"a.weight": ("F32", [2, 3]), "b.weight": ("BF16", [4])}
 
 
 class Config(types.SimpleNamespace):
-    """As much of vLLM's as is looked at."""
+    """The parts of vLLM's configuration that the loader reads."""
 
     def __init__(self, model, world_size=1, rank=0, backend="uni"):
         super().__init__(model_config=types.SimpleNamespace(model=model, model_weights="", revision=None, quantization=None),
@@ -26,7 +26,7 @@ class Config(types.SimpleNamespace):
 
 
 class Model:
-    """What is in memory, by path."""
+    """Records the paths that were loaded."""
 
     def __init__(self):
         self.loads = []
@@ -37,7 +37,7 @@ class Model:
 
 
 class Loader(_loader.Loader):
-    """With a loader of its own instead of vLLM's: it notes paths, and fails for those in ``bad``."""
+    """Replaces vLLM's loading: records the path, and fails for paths in ``bad``."""
 
     bad = ()
 
@@ -49,10 +49,10 @@ class Loader(_loader.Loader):
 
 @pytest.fixture
 def begun(monkeypatch):
-    """Whether a load has begun and not ended, and what was undone."""
+    """value: whether vLLM's load is begun and not finished; undone: the models whose tensors were given back."""
     state = types.SimpleNamespace(value=False, undone=[])
-    monkeypatch.setattr(_loader, "_begun", lambda _: state.value)
-    monkeypatch.setattr(_loader, "_undo", state.undone.append)
+    monkeypatch.setattr(_loader, "_load_in_progress", lambda _: state.value)
+    monkeypatch.setattr(_loader, "_restore_kernel_tensors", state.undone.append)
     return state
 
 
@@ -76,16 +76,16 @@ def test_layout():
     assert difference and not Difference.between(one.layout(), one.layout())
 
 
-def test_many():
-    """a list that is too long for a sentence ends with a count; the exception has all of it"""
-    difference = Difference.between({}, {f"t{i:04}": ("U8", (1,)) for i in range(MOST_NAMED + 5)})
+def test_long_difference():
+    """a long list is cut with a count in the message; the exception has the complete list"""
+    difference = Difference.between({}, {f"t{i:04}": ("U8", (1,)) for i in range(MAX_NAMED + 5)})
     text = str(LayoutError("/new", "/old", difference))
     assert text.startswith("/new has not the tensors of /old: missing t0000; ") and text.endswith("; and 5 more")
-    assert len(LayoutError("/new", "/old", difference).difference.missing) == MOST_NAMED + 5
+    assert len(LayoutError("/new", "/old", difference).difference.missing) == MAX_NAMED + 5
 
 
 def test_load(loader):
-    """what was loaded is what the next version is compared with, by its own path; a reload without a path is one of it"""
+    """the next version is compared with the loaded one; vLLM's reload without a path reloads that one"""
     loader, start = loader
     two = world.checkpoint(TENSORS, seed=2)
     assert loader.serving()["path"] == start and loader.serving()["tensors"] == 2
@@ -97,7 +97,7 @@ def test_load(loader):
 
 
 def test_refused(loader):
-    """a version that lacks a tensor, has one more, another shape or type, or is not there: nothing is loaded, the list says why"""
+    """a version with a missing or extra tensor, another shape or dtype, or without files is not loaded, and the error lists why"""
     loader, start = loader
     for change, why in (({"b.weight": None}, "missing b.weight"), ({"c": ("U8", [1])}, "extra c"),
                         ({"a.weight": ("F32", [3, 2])}, r"differs a.weight: F32 \[3,2\], was F32 \[2,3\]"),
@@ -118,18 +118,18 @@ def test_refused(loader):
 
 
 def test_forced(loader):
-    """force_layout: another layout is loaded, and is what counts from then on; only then a part of a layer is looked for"""
+    """force_layout loads another layout, which later versions are compared with; only then partly filled layers are checked"""
     loader, start = loader
     path = world.checkpoint({"a.weight": ("F32", [3, 2])})
-    assert loader.load(path, force_layout=True)["path"] == path and loader._in_doubt
+    assert loader.load(path, force_layout=True)["path"] == path and loader._check_partial
     with pytest.raises(_loader.Refused, match="extra b.weight"):
         loader.load(start)
     loader.load(start, force_layout=True)
-    assert not loader._in_doubt and loader.load(world.checkpoint(TENSORS)) and not loader._in_doubt
+    assert not loader._check_partial and loader.load(world.checkpoint(TENSORS)) and not loader._check_partial
 
 
 def test_undone(loader):
-    """a load that fails on the way: the version before is loaded again, and a load of a good one goes on from there"""
+    """after a load that fails midway the previous version is loaded again, and a good version can be loaded next"""
     loader, start = loader
     bad, good = world.checkpoint(TENSORS), world.checkpoint(TENSORS)
     loader.bad = (bad,)
@@ -143,8 +143,8 @@ def test_undone(loader):
     assert loader.load(good)["broken"] is None
 
 
-def test_gone(loader):
-    """the way back is gone, or leads elsewhere: no reply claims that it was taken"""
+def test_previous_version_is_gone(loader):
+    """if the previous version's files are gone or have changed, no reply claims that it was loaded again"""
     loader, start = loader
     bad = world.checkpoint(TENSORS)
     loader.bad = (bad,)
@@ -158,7 +158,7 @@ def test_gone(loader):
 
 
 def test_unknown_start(begun):
-    """started with made-up weights: nothing to compare with, so layers are looked at after the first load, and there is no way back"""
+    """after a start with dummy weights there is no layout to compare: the first load checks layers, and cannot be undone"""
     empty = world.unique("empty")
     os.makedirs(empty)
     loader = Loader(Model(), Config(empty))
@@ -168,11 +168,11 @@ def test_unknown_start(begun):
     with pytest.raises(_loader.Refused, match="it is not known which version that was before: load a complete version"):
         loader.load(bad)
     assert begun.undone == [loader._model]
-    assert loader._in_doubt and loader.load(world.checkpoint(TENSORS, seed=2))["tensors"] == 2
+    assert loader._check_partial and loader.load(world.checkpoint(TENSORS, seed=2))["tensors"] == 2
 
 
 def test_hub(begun, monkeypatch):
-    """started by a hub's name: the files in its cache are what a version is compared with"""
+    """after a start by a hub's name a version is compared with the files in the hub's cache"""
     folder = world.checkpoint(TENSORS)
     asked = []
     hub = types.SimpleNamespace(snapshot_download=lambda name, **kw: asked.append((name, kw["local_files_only"])) or folder)
@@ -182,7 +182,7 @@ def test_hub(begun, monkeypatch):
 
 
 def test_reloaded_by_vllm(loader, begun):
-    """vLLM's own reload of another path is noticed; one that failed is not taken for what is served"""
+    """vLLM's own reload of another path is noticed; a failed one does not count as served"""
     loader, start = loader
     other = world.checkpoint({"other": ("U8", [1])})
     loader._config.model_config.model = other
@@ -193,7 +193,7 @@ def test_reloaded_by_vllm(loader, begun):
 
 
 def worker_of(path):
-    """A worker into whose class vLLM has mixed the extension, as it does: at the end, after the class is made."""
+    """A worker with the extension added to its class as vLLM does it: after the class is created."""
 
     class Base:
         def __init__(self, config):
@@ -210,7 +210,7 @@ def worker_of(path):
 
 
 def test_started_from_a_link(begun):
-    """what a worker was started with is looked at when it starts: its path may be a link that stands for another version later"""
+    """the model path is inspected at the worker's start: it may be a link that points to another version later"""
     one, two = world.checkpoint(TENSORS, seed=1), world.checkpoint({"other": ("U8", [1])})
     link = world.unique("current")
     os.symlink(one, link)
@@ -218,12 +218,12 @@ def test_started_from_a_link(begun):
     os.unlink(link)
     os.symlink(two, link)
     assert worker.wsync_serving()["path"] == one and worker.wsync_check(one)["ok"] and worker.wsync_check(two)["extra"] == ["other"]
-    nowhere = worker_of("org/model")  # of a hub, whose files are not here yet: the worker starts all the same
+    nowhere = worker_of("org/model")  # a hub model that is not downloaded yet: the worker starts all the same
     assert nowhere.wsync_start is None
 
 
 def test_draft(begun):
-    """a draft model stays as it was started, and that is said"""
+    """a load does not change a draft model, and the reply says so"""
     worker = worker_of(world.checkpoint(TENSORS))
     assert "draft" not in worker.wsync_serving()
     worker.vllm_config.speculative_config = "ngram"
@@ -237,7 +237,7 @@ def test_draft(begun):
 
 
 def test_undone_when_the_mount_dies(loader, monkeypatch):
-    """a mount that dies in the middle of a load: nothing of it is read to go back, and the other ranks hear of it"""
+    """if the mount fails during a load, the previous version is loaded without reading from it, and the other ranks learn of the error"""
     loader, start = loader
     bad = world.checkpoint(TENSORS)
     loader.bad = (bad,)
@@ -254,22 +254,22 @@ def test_undone_when_the_mount_dies(loader, monkeypatch):
 
 
 def test_ranks(monkeypatch):
-    """what fails on one rank is refused by all, which is named; only the last one raises where workers are processes of vLLM's"""
+    """an error on one rank is refused by all with the rank's number; only the last rank raises if workers are vLLM's own processes"""
     from wsync.vllm import _ranks
 
     ranks = Ranks(Config("", world_size=2, rank=0, backend="mp").parallel_config)
     monkeypatch.setattr(Ranks, "_groups", lambda self: ["tp"])
-    monkeypatch.setattr(_ranks, "_exchanged", lambda _, said: {**said, 1: "it is not here"})
+    monkeypatch.setattr(_ranks, "_all_gather", lambda _, errors: {**errors, 1: "it is not here"})
     assert ranks.agree(None) == "rank 1: it is not here" and ranks.agree("it is not here") == "it is not here"
-    monkeypatch.setattr(_ranks, "_exchanged", lambda _, said: {**said, 1: None})
+    monkeypatch.setattr(_ranks, "_all_gather", lambda _, errors: {**errors, 1: None})
     assert ranks.agree(None) is None and ranks.agree("gone") == "rank 0: gone"
-    speaks = [Ranks(Config("", world_size=4, rank=rank, backend=backend).parallel_config).speaks for backend in ("mp", "ray") for rank in range(4)]
-    assert speaks == [False, False, False, True] + [True] * 4
-    assert Ranks(Config("").parallel_config).speaks
+    may_raise = [Ranks(Config("", world_size=4, rank=rank, backend=backend).parallel_config).may_raise for backend in ("mp", "ray") for rank in range(4)]
+    assert may_raise == [False, False, False, True] + [True] * 4
+    assert Ranks(Config("").parallel_config).may_raise
 
 
 def test_other_rank(loader, monkeypatch):
-    """a version that only another rank cannot load is taken back here too"""
+    """a version that another rank cannot load is undone on this rank too"""
     loader, start = loader
     two = world.checkpoint(TENSORS, seed=2)
     answers = iter([None, "rank 1: ValueError: cut off", None])
@@ -280,7 +280,7 @@ def test_other_rank(loader, monkeypatch):
 
 
 def test_needed():
-    """every parameter is needed but those that vLLM's own check lets a checkpoint do without"""
+    """every parameter is needed except those that vLLM's own check allows a checkpoint to lack"""
 
     class BaseKVCacheMethod:
         pass
@@ -312,7 +312,7 @@ def test_needed():
 
 
 def test_path():
-    """an update names a path, or a version below the root; nothing leads out of it"""
+    """an update names a path, or a version below the root; a version cannot lead out of it"""
     assert version_path(None, "/wsync/actor/42", None) == "/wsync/actor/42"
     assert [version_path("/wsync/actor", None, v) for v in (42, "42@r1", "current")] == [f"/wsync/actor/{v}" for v in ("42", "42@r1", "current")]
     for wrong in ((None, None, 42), ("/r", "/p", 42), ("/r", None, None), ("/r", "p", None), ("/r", 7, None), ("/r", None, ".."), ("/r", None, ""),
@@ -322,7 +322,7 @@ def test_path():
 
 
 def test_register(monkeypatch):
-    """vLLM may ask twice; an old vLLM, or none, is no error"""
+    """register may be called twice; an old vLLM, or none, is no error"""
     calls = []
 
     class Factory:
@@ -343,7 +343,7 @@ def test_register(monkeypatch):
 
 
 def test_entry_point():
-    """an installed wheel is found by vLLM, and importing what it names imports neither vLLM nor PyTorch"""
+    """vLLM finds the plug-in of an installed wheel, and importing it imports neither vLLM nor PyTorch"""
     found = [e for e in importlib.metadata.entry_points(group="vllm.general_plugins") if e.name == "wsync"]
     assert [e.value for e in found] == ["wsync.vllm:register"] and found[0].load() is register
     subprocess.run([sys.executable, "-c", "import sys, wsync.vllm; assert not {'vllm', 'torch', 'numpy'} & set(sys.modules)"], check=True, timeout=60)

@@ -1,8 +1,8 @@
 """The engine functions for asyncio: the same calls, each in a thread of the loop's executor.
 
-Cancelling: the await ends at once, the call does not. It goes on in its thread until the engine is resumed or its timeout has
-passed, because an engine that is paused and half loaded must not be left so; asyncio.run and the interpreter's end wait for it.
-Choose `timeout` as the bound. Many engines take one thread by sync_weights_to_engines."""
+Cancellation ends the await at once, but not the call: its thread continues until the engine is resumed or the timeout has passed,
+because an engine must not be left paused and half loaded; asyncio.run and the interpreter's exit wait for that thread. `timeout`
+is therefore the bound. sync_weights_to_engines needs one thread for any number of engines."""
 from __future__ import annotations
 
 import asyncio

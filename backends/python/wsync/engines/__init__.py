@@ -1,1 +1,1 @@
-"""Engines told to load a path, or sent the weights over a process group of their own."""
+"""Updates of inference engines: they load a path, or receive the weights over a process group."""

@@ -1,8 +1,8 @@
-"""A version sent to engines over their own torch process groups: gloo from host memory, NCCL between GPUs.
+"""Sends a version to engines over a torch process group: gloo from host memory, NCCL between GPUs.
 
-The order, and what it is for: every engine is looked at and what is sent is compared with what it serves, before anything is
-changed; the group is made and the first part packed while all of them serve; then they are paused, sent to, and each by itself is
-asked what it serves, flushed and resumed. What goes wrong with one engine is that engine's result."""
+The order of steps: (1) each engine is inspected, and the layout to be sent is compared with what it serves; nothing is changed yet.
+(2) The group is created and the first bucket packed while all engines still serve. (3) The engines are paused and sent the tensors.
+(4) Each engine, independently, is asked which version it serves, flushed and resumed. An engine's failure shows in its result only."""
 from __future__ import annotations
 
 import errno
@@ -30,15 +30,16 @@ log = logging.getLogger("wsync")
 
 @dataclass(frozen=True)
 class BroadcastResult(EngineResult):
-    """by: "broadcast", or "disk" where the engine was not sent to, or that failed, and it loaded ``path`` instead; fallback: why."""
+    """by: "broadcast", or "disk" if the engine was left out of the broadcast or the broadcast failed, and it loaded ``path`` instead;
+    fallback: the reason for that."""
 
     by: str = "broadcast"
     fallback: Optional[str] = None
 
 
 class BroadcastSender:
-    """Sends versions to SGLang and vLLM servers as rank 0 of a process group that they join: a copy straight from this process into
-    theirs, for engines that have no mount, or GPUs with a fast network between them.
+    """Sends versions to SGLang and vLLM servers as rank 0 of a process group that they join: a direct copy from this process into
+    theirs, for engines that have no mount, or for GPUs with a fast network between them.
 
     ::
 
@@ -47,14 +48,14 @@ class BroadcastSender:
                 if not result.ok: ...
 
     SGLang by /init_weights_update_group and /update_weights_from_distributed; vLLM by its weight-transfer routes with
-    ``--weight-transfer-config '{"backend": "wsync"}'`` (its own NCCL back end is sent to by vLLM's own sender, from
-    ``weights.source()``). The group is made at the first send, and anew after a failure. Engines that do not answer, sleep, or whose
-    workers cannot join (pipeline stages, data-parallel SGLang) are left out of it.
-    master_address: this host's, as the engines reach it; by default that of the way to the first one. backend: "nccl" where torch has
-    GPUs, else "gloo". workers: of each engine; by default it is asked. bucket_bytes: of what is sent at once, and packed where all
-    engines can take that apart; two of them are held. timeout: seconds in which each member has to take part in each step. layout: a
-    checkpoint with the names, dtypes and shapes that the engines serve, where the folders that they name are not to be seen here.
-    Not thread safe."""
+    ``--weight-transfer-config '{"backend": "wsync"}'`` (for vLLM's own NCCL back end use vLLM's own sender with
+    ``weights.source()``). The group is created at the first send, and again after a failure. Engines that do not answer, sleep, or
+    whose workers cannot join (pipeline stages, data-parallel SGLang) are left out of it.
+    master_address: this host's address as the engines reach it; default: the local address of the route to the first engine. backend:
+    default "nccl" if torch has GPUs, else "gloo". workers: number of workers of each engine; default: each engine is asked.
+    bucket_bytes: size of a bucket; buckets are packed if all engines support it; two are held at a time. timeout: seconds for each
+    member in each step. layout: a checkpoint with the names, dtypes and shapes that the engines serve, for engines whose model folder
+    does not exist on this host. Not thread safe."""
 
     def __init__(self, engines: Iterable[Engine], *, master_address: Optional[str] = None, master_port: int = 0, backend: Optional[str] = None,
                  workers: Optional[int] = None, group_name: str = "wsync", bucket_bytes: int = 256 << 20, timeout: float = 60.0,
@@ -64,30 +65,30 @@ class BroadcastSender:
             if engine.kind not in KINDS:
                 raise ValueError(f"engine kind {engine.kind!r}: {' or '.join(KINDS)}")
         if not self.engines or not timeout > 0 or bucket_bytes < 1:
-            raise ValueError("a sender wants one engine at least, and a timeout and bucket_bytes above 0")
+            raise ValueError("a sender needs at least one engine, and timeout and bucket_bytes above 0")
         self.timeout, self.bucket_bytes = timeout, bucket_bytes
         self._address, self._port, self._backend, self._workers, self._base_name = master_address, master_port, backend, workers, group_name
-        self._given = None if layout is None else _layout_at(layout)
-        self._all = [KINDS[e.kind](e, Http(e.url, e.token, e.admin_token, e.ca_file), timeout) for e in self.engines]
-        self._sent: dict[Member, tuple[str, Layout]] = {}  # what an engine serves since a send
+        self._expected_layout = None if layout is None else _layout_at(layout)
+        self._all_members = [KINDS[e.kind](e, Http(e.url, e.token, e.admin_token, e.ca_file), timeout) for e in self.engines]
+        self._last_sent: dict[Member, tuple[str, Layout]] = {}  # (version, layout) that each engine serves since the last send
         self._group: Optional[Group] = None
         self._members: list[Member] = []
         self._buckets = False
-        self._made = 0
+        self._group_count = 0
 
     # --- the group ---
     def _name(self) -> str:
-        return f"{self._base_name}-{os.getpid()}-{self._made}"  # one that failed may live on in an engine
+        return f"{self._base_name}-{os.getpid()}-{self._group_count}"  # unique: an engine may still hold a failed group
 
     def _join(self, members: list[Member]) -> None:
-        """Lost: not all of them have joined."""
+        """Creates the group. Raises Lost if not all members join in time."""
         import torch
 
-        self._made += 1
+        self._group_count += 1
         asked = [Call(m.takes_buckets) for m in members]
         self._buckets = all([call.result(2 * self.timeout) for call in asked])
         world, backend = 1 + sum(m.size for m in members), self._backend or ("nccl" if torch.cuda.is_available() else "gloo")
-        address = self._address or _address_towards(members[0].http)
+        address = self._address or _local_address_towards(members[0].http)
         store = listen(address, self._port, world, self.timeout)
         calls, offset = [], 1
         for member in members:
@@ -111,54 +112,55 @@ class BroadcastSender:
     # --- a version ---
     def send(self, weights: Union[Weights, GpuWeights], version: Optional[str] = None, path: Optional[str] = None,
              force_layout: bool = False) -> list[BroadcastResult]:
-        """Pauses the engines, sends every tensor, asks what they serve, empties what old weights have computed (their ``cache``) and
-        resumes them; a result for each, in their order. version: what they are told that they serve; default: the version's number
-        and lineage, and what has none needs it. path: where they find the same version as files: what those load that cannot be sent to,
-        or where the group fails. Without it an engine that failed in the middle stays paused, and its error says so. force_layout:
-        names, dtypes and shapes may differ from what is served; else an engine for which they do, or cannot be known, is not touched.
-        An engine is never resumed before it serves a whole version."""
+        """Pauses the engines, sends every tensor, asks each engine which version it serves, flushes caches of the old weights
+        (``Engine.cache``) and resumes them. Returns one result per engine, in their order.
+        version: the version name that the engines are to report; default: number@run of the version; required for weights that have
+        none. path: the same version as files, as the engines see it; engines load it if they cannot join or the group fails. Without
+        path, an engine that failed during the transfer stays paused, and its error says so. force_layout: allows names, dtypes and
+        shapes that differ from what is served; otherwise an engine whose layout differs or is unknown is not changed.
+        An engine is never resumed before it serves a complete version."""
         if weights.framework != "torch":
             raise ValueError("tensors are sent by torch: open the version with framework='torch'")
         if partial := getattr(weights, "partial", None):
             raise ValueError(f"{weights.path} is not whole on the GPUs ({len(partial)} tensors, such as {partial[0]}): send the version's files")
         if version is None:
             if weights.version is None:
-                raise ValueError(f"{weights.path} has no version, and engines would keep the name of the old one: give version=")
+                raise ValueError(f"{weights.path} has no version number, so engines would go on reporting the old one: give version=")
             version = f"{weights.version}@{weights.run}"
         told, layout = Told(version, path, force_layout), weights.layout()
         results: list[Optional[BroadcastResult]] = [None] * len(self.engines)
-        members, ends = [], {}
-        for i, found in enumerate(_ended([Call(self._look_at, m, layout, force_layout) for m in self._all], 10 * self.timeout)):
+        members, path_loads = [], {}
+        for i, found in enumerate(_gather_results([Call(self._inspect, m, layout, force_layout) for m in self._all_members], 10 * self.timeout)):
             if found is None:
-                members.append(self._all[i])
+                members.append(self._all_members[i])
             elif isinstance(found, (Refused, LeftOut)) and path is not None:
-                ends[i] = Call(self._by_path, self._all[i], told, sentence(found))
+                path_loads[i] = Call(self._load_from_path, self._all_members[i], told, sentence(found))
             else:
                 results[i] = BroadcastResult(self.engines[i], _error(found), 0.0)
         if members != self._members:
             self.close()
         if members:
-            for member, end in zip(members, self._send(members, weights, told)):
-                results[self._all.index(member)] = end
-                if end.ok:
-                    self._sent[member] = (version, layout)
-        for i, call in ends.items():
-            results[i] = self._result(self._all[i], call)
+            for member, result in zip(members, self._send(members, weights, told)):
+                results[self._all_members.index(member)] = result
+                if result.ok:
+                    self._last_sent[member] = (version, layout)
+        for i, call in path_loads.items():
+            results[i] = self._result(self._all_members[i], call)
         return [r for r in results if r is not None]
 
-    def _look_at(self, member: Member, layout: Layout, force_layout: bool) -> None:
-        """LeftOut, Refused, OSError: it cannot be sent to; nothing was changed."""
+    def _inspect(self, member: Member, layout: Layout, force_layout: bool) -> None:
+        """Checks that the engine can join and serves the same layout; changes nothing. Raises LeftOut, Refused, OSError or Mismatch."""
         member.calls = []
         serves = member.examine(self._workers)
         if force_layout:
             return
-        before = self._sent.get(member)
+        before = self._last_sent.get(member)
         if before is not None and before[0] == serves:
             served, where = before[1], f"version {serves}"
-        elif self._given is not None:
-            served, where = self._given, "layout="
+        elif self._expected_layout is not None:
+            served, where = self._expected_layout, "layout="
         else:
-            served, where = _layout_here(member.model_path), str(member.model_path)
+            served, where = _layout_if_local(member.model_path), str(member.model_path)
         if served is None:
             if member.checks_layout:
                 return
@@ -170,47 +172,47 @@ class BroadcastSender:
     def _send(self, members: list[Member], weights: Any, told: Told) -> list[BroadcastResult]:
         why: Optional[str] = None
         try:
-            plan = Buckets(weights, self.bucket_bytes)
-            requests = [broadcast_request(part, weights.version, weights.run) for part in plan.parts]
+            buckets = Buckets(weights, self.bucket_bytes)
+            requests = [broadcast_request(part, weights.version, weights.run) for part in buckets.parts]
             if self._group is None:
                 self._join(members)
             told.group_name, told.buckets = self._name(), self._buckets
-            self._transfer(members, plan, requests, told)
-        except Exception as e:  # whatever it is, the engines wait
+            self._transfer(members, buckets, requests, told)
+        except Exception as e:  # of any kind: the engines are paused and must be finished
             why = sentence(e)
             log.warning("the broadcast of %s has failed: %s", told.version, why)
             self._abort()
         except BaseException:
             self._abort()
-            self._end_all(members, told, "the sender was interrupted")
+            self._finish_all(members, told, "the sender was interrupted")
             raise
-        ends = self._end_all(members, told, why)
-        if not all(end.ok and end.by == "broadcast" for end in ends):
+        results = self._finish_all(members, told, why)
+        if not all(result.ok and result.by == "broadcast" for result in results):
             self.close()
-        return ends
+        return results
 
-    def _transfer(self, members: list[Member], plan: Buckets, requests: list[Request], told: Told) -> None:
+    def _transfer(self, members: list[Member], buckets: Buckets, requests: list[Request], told: Told) -> None:
         assert self._group is not None
-        ready = plan.tensors(0, self._device, told.buckets)
-        self._all_do(members, lambda m: m.pause())
-        self._all_do(members, lambda m: m.begin(requests, told))
+        ready = buckets.tensors(0, self._device, told.buckets)
+        self._run_on_all(members, lambda m: m.pause())
+        self._run_on_all(members, lambda m: m.begin(requests, told))
         for i in range(len(requests)):
             for member in members:
                 member.part(i, requests, told)
             works = [self._group.start(tensor) for tensor in ready]
-            following = plan.tensors(i + 1, self._device, told.buckets)
+            following = buckets.tensors(i + 1, self._device, told.buckets)
             self._group.wait(works, lambda: next((why for m in members if (why := m.failed())), None))
             ready = following
 
-    def _all_do(self, members: list[Member], step: Callable[[Member], None]) -> None:
-        """The step on all at once; the first that failed is raised once all have ended."""
-        for found in _ended([Call(step, m) for m in members], 2 * self.timeout):
+    def _run_on_all(self, members: list[Member], step: Callable[[Member], None]) -> None:
+        """Runs the step on all members in parallel; raises the first failure once all have ended."""
+        for found in _gather_results([Call(step, m) for m in members], 2 * self.timeout):
             if isinstance(found, BaseException):
                 raise found
 
-    # --- the end of one engine ---
-    def _end_all(self, members: list[Member], told: Told, why: Optional[str]) -> list[BroadcastResult]:
-        calls = [Call(self._end, member, told, why) for member in members]
+    # --- after the transfer, per engine ---
+    def _finish_all(self, members: list[Member], told: Told, why: Optional[str]) -> list[BroadcastResult]:
+        calls = [Call(self._finish, member, told, why) for member in members]
         return [self._result(member, call) for member, call in zip(members, calls)]
 
     def _result(self, member: Member, call: Call) -> BroadcastResult:
@@ -219,8 +221,8 @@ class BroadcastSender:
         except Exception as e:
             return BroadcastResult(member.engine, _error(e), 0.0)
 
-    def _end(self, member: Member, told: Told, why: Optional[str]) -> BroadcastResult:
-        """Asks what it serves, and resumes it or not."""
+    def _finish(self, member: Member, told: Told, why: Optional[str]) -> BroadcastResult:
+        """After the transfer (why: its failure, if any): confirms and resumes the engine, or undoes, or loads path, or leaves it paused."""
         engine = member.engine
         try:
             if why is None:
@@ -229,25 +231,25 @@ class BroadcastSender:
                 except Exception as e:
                     why = sentence(e)
                 else:
-                    return self._serve(member, told)
+                    return self._confirm_and_resume(member, told)
             undone = member.undo(told)
             member.touched = not undone
             own = member.failed()
             if own is not None and own not in why:
                 why = f"{why}; {own}"
             if told.path is not None:
-                return self._by_path(member, told, why)
+                return self._load_from_path(member, told, why)
             if undone:
                 if member.paused:
                     member.resume()
                 return BroadcastResult(engine, Error(errno.ECONNRESET, f"{why}. {engine.url} serves what it did before"), member.pause_seconds)
-            member.serving()  # does it live?
+            member.serving()  # raises if the engine does not answer
             error = f"{why}. {engine.url} stays paused: it has a part of the version, or may have; have it load a whole one, or give path="
             return BroadcastResult(engine, Error(errno.EREMOTEIO, error), 0.0)
         except Exception as e:
             return BroadcastResult(engine, _error(e, f"{why}; " if why else ""), member.pause_seconds)
 
-    def _serve(self, member: Member, told: Told) -> BroadcastResult:
+    def _confirm_and_resume(self, member: Member, told: Told) -> BroadcastResult:
         engine = member.engine
         try:
             serves = member.serving()
@@ -260,7 +262,7 @@ class BroadcastSender:
         member.resume()
         return BroadcastResult(engine, None, member.pause_seconds)
 
-    def _by_path(self, member: Member, told: Told, why: str) -> BroadcastResult:
+    def _load_from_path(self, member: Member, told: Told, why: str) -> BroadcastResult:
         engine = member.engine
         began = time.monotonic()
         try:
@@ -272,7 +274,7 @@ class BroadcastSender:
         return BroadcastResult(engine, None, time.monotonic() - began, "disk", why)
 
     def _abort(self) -> None:
-        """The group, after a failure: what the engines' requests wait for ends with it."""
+        """Aborts the group after a failure, which also ends the requests in the engines that wait for it."""
         group, self._group, self._members = self._group, None, []
         if group is not None:
             group.abort()
@@ -285,7 +287,7 @@ class BroadcastSender:
             return
         leaving = [Call(m.leave, name) for m in members]
         group.close()
-        _ended(leaving, self.timeout)
+        _gather_results(leaving, self.timeout)
 
     def __enter__(self) -> "BroadcastSender":
         return self
@@ -295,11 +297,11 @@ class BroadcastSender:
 
 
 class Mismatch(RuntimeError):
-    """What is to be sent cannot take the place of what is served."""
+    """The layout to be sent differs from the layout that is served."""
 
 
-def _ended(calls: list[Call], seconds: float) -> list[Any]:
-    """What each returned or raised; each has had all the seconds."""
+def _gather_results(calls: list[Call], seconds: float) -> list[Any]:
+    """The value or exception of each call; all calls share one deadline."""
     until, found = time.monotonic() + seconds, []
     for call in calls:
         try:
@@ -314,14 +316,14 @@ def _layout_at(path: Union[str, "os.PathLike[str]"]) -> Layout:
         return weights.layout()
 
 
-def _layout_here(path: Optional[str]) -> Optional[Layout]:
-    """Of a folder that an engine names, where it can be seen from here."""
+def _layout_if_local(path: Optional[str]) -> Optional[Layout]:
+    """The layout of the folder that an engine names, if it exists on this host and is readable."""
     if not path or not os.path.isabs(path) or not os.path.isdir(path):
         return None
     try:
         return _layout_at(path)
     except (OSError, ValueError) as e:
-        log.info("what is served cannot be compared with: %s", e)
+        log.info("the layout that the engine serves cannot be read: %s", e)
         return None
 
 
@@ -331,8 +333,8 @@ def _error(e: BaseException, before: str = "", after: str = "") -> Error:
     return (Timeout if isinstance(e, TimeoutError) else Error)(number, before + sentence(e) + after)
 
 
-def _address_towards(http: Http) -> str:
-    """This host's address on the way there."""
+def _local_address_towards(http: Http) -> str:
+    """The local address of the route to the server."""
     family, _, _, _, there = socket.getaddrinfo(http.host, http.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as s:
         s.connect(there)

@@ -1,7 +1,7 @@
-"""A version in parts: what is sent at once, packed back to back into one buffer where all members can take that apart.
+"""A version split into buckets for sending. Where all engines support it, a bucket's tensors are packed back to back into one buffer.
 
-In a part those with the widest elements come first, so that each lies at a multiple of its element's size without gaps, as SGLang's
-flattened buckets want it. Two buffers take turns: while one is sent the next is filled."""
+Within a bucket tensors are sorted by element size, widest first, so that each is aligned without padding, as SGLang's flattened
+buckets require. There are two buffers: one is filled while the other is sent."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from ..read._weights import ParamMeta
 
 
 class Buckets:
-    """Of torch's tensors; a part may be larger than bucket_bytes where one module is."""
+    """Buckets of torch tensors. A bucket is larger than bucket_bytes only where a single module is."""
 
     def __init__(self, weights: Any, bucket_bytes: int):
         self._weights = weights
@@ -21,7 +21,7 @@ class Buckets:
         self._buffers: list[Any] = [None, None]
 
     def tensors(self, i: int, device: str, packed: bool) -> list[Any]:
-        """The i-th part on the device, if there is one; a packed one is good until the part after the next is asked for."""
+        """Bucket i on the device; [] past the last one. A packed buffer is valid until bucket i + 2 is requested."""
         if i >= len(self.parts):
             return []
         if not packed:
@@ -31,7 +31,7 @@ class Buckets:
     def _packed(self, part: Sequence[ParamMeta], turn: int, device: str) -> Any:
         import torch
 
-        sizes = [_bytes(m) for m in part]
+        sizes = [_size_bytes(m) for m in part]
         if self._buffers[turn] is None or self._buffers[turn].numel() < sum(sizes):
             self._buffers[turn] = None
             self._buffers[turn] = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
@@ -43,7 +43,7 @@ class Buckets:
         return buffer
 
 
-def _bytes(meta: ParamMeta) -> int:
+def _size_bytes(meta: ParamMeta) -> int:
     n = meta.dtype.itemsize
     for d in meta.shape:
         n *= d

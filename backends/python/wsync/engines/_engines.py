@@ -1,6 +1,6 @@
-"""Engines told to load a path, for those who have a path and no mount: wsync.h's functions under the same names.
+"""Functions that make an engine load a path without a mount's control file: wsync.h's functions under the same names.
 
-They block (without the GIL) and are thread safe; ``wsync.aio`` has them for asyncio. Nothing is kept between calls."""
+They block (without the GIL) and are thread safe; ``wsync.aio`` has them for asyncio. They keep no state between calls."""
 from __future__ import annotations
 
 import errno
@@ -18,10 +18,11 @@ Version = Union[int, str, None]
 
 @dataclass(frozen=True)
 class Engine:
-    """An inference server. kind: "sglang" or "vllm"; url: http(s)://HOST:PORT; version: what it is told that it serves; token: a
-    bearer token; pause_mode: SGLang's retract (default), abort, in_place; vLLM's keep (default), wait, abort; timeout: of the load,
-    in seconds; admin_token: for what changes it, where that wants another one; ca_file: whom to trust for https; cache: what is
-    emptied of the old weights' keys and values, "local", "external" (stores beside it, too) or "keep"."""
+    """An inference server. kind: "sglang" or "vllm"; url: http(s)://HOST:PORT; version: the version name that the server is to
+    report; token: bearer token; pause_mode: for SGLang retract (default), abort, in_place; for vLLM keep (default), wait, abort;
+    timeout: for the load, in seconds; admin_token: token for requests that change the server, if it needs another one; ca_file:
+    certificate authorities for https; cache: which keys and values of the old weights to flush, "local", "external" (external stores,
+    too) or "keep"."""
 
     kind: str
     url: str
@@ -33,14 +34,14 @@ class Engine:
     ca_file: Optional[Path] = None
     cache: str = "local"
 
-    def __repr__(self) -> str:  # a token does not belong into logs
+    def __repr__(self) -> str:  # without tokens, which must not reach logs
         return f"<wsync.Engine {self.kind} {self.url}>"
 
 
 @dataclass(frozen=True)
 class EngineResult:
-    """What became of one engine. error: None, or the exception whose sentence says why and how the engine was left;
-    pause_seconds: from its pause to its resume."""
+    """The result for one engine. error: None, or an exception whose message says why the update failed and in which state the engine
+    was left; pause_seconds: time from pause to resume."""
 
     engine: Engine
     error: Optional[Error]
@@ -69,11 +70,11 @@ def _update(function: Any, path: Path, engine: Engine) -> None:
 def update_sglang_weights_from_disk(url: str, path: Path, *, version: Version = None, token: Optional[str] = None,
                                     pause_mode: Optional[str] = None, timeout: float = 300.0, admin_token: Optional[str] = None,
                                     ca_file: Optional[Path] = None, cache: str = "local") -> None:
-    """Pauses the SGLang server, has it load the folder at path (absolute, as the server sees it), asks it what it serves and
-    resumes it. When the load fails it loads back what it served before, where that can be known; it is never resumed without a
-    load that it confirmed. version: what it is told that it serves; pause_mode: retract, abort, in_place; timeout: seconds; the others
-    are wsync.Engine's.
-    wsync.Error: EREMOTEIO it refused or failed; EHOSTUNREACH, EACCES, EPROTO no such server; EINVAL. wsync.Timeout."""
+    """Pauses the SGLang server, makes it load the folder at path (absolute, as the server sees it), asks which version it serves and
+    resumes it. If the load fails, the server reloads the previous version where that one is known; it is never resumed without a
+    load that it has confirmed. version: the version name that the server is to report; pause_mode: retract, abort, in_place;
+    timeout: seconds; the others are wsync.Engine's.
+    Raises wsync.Error: EREMOTEIO the server refused or failed; EHOSTUNREACH, EACCES, EPROTO no usable server; EINVAL. wsync.Timeout."""
     _update(lib.wsync_update_sglang_weights_from_disk, path, Engine("sglang", url, version, token, pause_mode, timeout, admin_token, ca_file, cache))
 
 
@@ -85,8 +86,8 @@ def update_vllm_weights_from_disk(url: str, path: Path, *, version: Version = No
 
 
 def sync_weights_to_engines(engines: Iterable[Engine], path: Path) -> list[EngineResult]:
-    """The same for many engines at once, each by itself. Returns one result an engine, in their order; that some failed is no
-    exception: look at ``ok``. wsync.Error, MemoryError: nothing was started."""
+    """The same for many engines in parallel, independently of each other. Returns one result per engine, in their order; an engine's
+    failure raises nothing: check ``ok``. Raises wsync.Error or MemoryError before any engine is contacted."""
     engines = list(engines)
     keep = Strings()
     array = ffi.new("wsync_engine[]", len(engines))

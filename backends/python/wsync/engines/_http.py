@@ -1,4 +1,4 @@
-"""JSON over HTTP to an engine by libwsync's client, and such a call on a thread that can be given up."""
+"""JSON over HTTP to an engine by libwsync's client, and calls that run on threads of their own."""
 from __future__ import annotations
 
 import errno
@@ -9,11 +9,11 @@ import threading
 from typing import Any, Callable, Optional, Union
 from urllib.parse import urlsplit
 
-from ..lib._library import Error, Strings, check, ffi, lib, take
+from ..lib._library import Error, Strings, check, ffi, lib, text_and_free
 
 
 class Refused(RuntimeError):
-    """The server answered with an error; ``status`` is its own."""
+    """The server answered with an error; ``status`` is the HTTP status."""
 
     def __init__(self, status: int, sentence: str):
         self.status = status
@@ -21,18 +21,20 @@ class Refused(RuntimeError):
 
     @property
     def changed_nothing(self) -> bool:
-        """It did not begin: what a server answers before it looks at its own state. A gateway's 502 or a failure inside says no such thing."""
+        """Whether the request certainly changed nothing: a server answers with these statuses before it acts. A gateway's 502 or a 500 does
+        not show that."""
         return self.status in (400, 401, 403, 404, 405, 413, 415, 422)
 
 
 class Http:
-    """One server. token: of what only asks; admin_token: of what changes it; where one is missing the other is used. ca_file: whom to
-    trust for https. A key is never part of an exception, also where a reply repeats it. Thread safe; ``give_up`` ends what is under way."""
+    """A client of one server. token: for requests that read; admin_token: for requests that change the server; if one is missing, the
+    other is used. ca_file: certificate authorities for https. Exceptions never contain a token, even if a reply repeats it. Thread safe;
+    ``give_up`` cancels the requests in flight."""
 
     def __init__(self, url: str, token: Optional[str], admin_token: Optional[str] = None, ca_file: Optional[Union[str, "os.PathLike[str]"]] = None):
         keep, engine, out = Strings(), ffi.new("wsync_engine *"), ffi.new("wsync_engine_client **")
-        whole = os.path.abspath(ca_file) if ca_file else ca_file  # it is opened by each call, wherever that runs
-        engine.url, engine.token, engine.admin_token, engine.ca_file = map(keep, (url, token, admin_token, whole))
+        absolute = os.path.abspath(ca_file) if ca_file else ca_file  # each call opens it; the working directory may change
+        engine.url, engine.token, engine.admin_token, engine.ca_file = map(keep, (url, token, admin_token, absolute))
         try:
             check(lib.wsync_engine_client_open(engine, out))
         except Error as e:
@@ -42,25 +44,26 @@ class Http:
         self.url, self.host, self.port = url, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 
     def call(self, path: str, body: Optional[dict[str, Any]], timeout: float) -> dict[str, Any]:
-        """POST of body, or GET. The reply's object; {} where it is none. Refused; Error: it was not reached (EHOSTUNREACH), or broke off."""
+        """POST of body, or GET if there is none. Returns the reply's JSON object, or {} if the reply is none. Raises Refused, or Error if the
+        server was not reached (EHOSTUNREACH) or the connection broke."""
         status, out = ffi.new("int *"), ffi.new("char **")
         keep = Strings()
         check(lib.wsync_engine_request(self._client, keep(path), keep(None if body is None else json.dumps(body)), math.ceil(timeout * 1000), status, out))
-        said = take(out)
+        reply = text_and_free(out)
         if status[0] != 200:
-            raise Refused(status[0], f"{self.url}{path} answered {status[0]}: {said[:800]}")
+            raise Refused(status[0], f"{self.url}{path} answered {status[0]}: {reply[:800]}")
         try:
-            found = json.loads(said)
+            value = json.loads(reply)
         except (ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return value if isinstance(value, dict) else {}
 
     def give_up(self) -> None:
         lib.wsync_engine_client_cancel(self._client)
 
 
 class Call(threading.Thread):
-    """A function on a thread of its own, which no exit of the interpreter waits for."""
+    """Runs a function on a daemon thread."""
 
     def __init__(self, function: Callable[..., Any], *args: Any):
         super().__init__(daemon=True)
@@ -72,7 +75,7 @@ class Call(threading.Thread):
     def run(self) -> None:
         try:
             self.value = self._function(*self._args)
-        except BaseException as e:  # told by result
+        except BaseException as e:  # raised by result()
             self.error = e
 
     @property
@@ -80,7 +83,7 @@ class Call(threading.Thread):
         return not self.is_alive() and self.error is not None
 
     def result(self, timeout: float) -> Any:
-        """Its value, or its exception. TimeoutError."""
+        """Returns the function's value or raises its exception. TimeoutError."""
         self.join(timeout)
         if self.is_alive():
             raise TimeoutError(f"no answer within {timeout:g} s")

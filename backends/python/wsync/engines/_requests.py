@@ -1,4 +1,4 @@
-"""What receivers are told of a broadcast, as libwsync writes it: WeightSyncInitInfo and WeightUpdateRequest, from JSON."""
+"""The two messages that announce a broadcast to its receivers, WeightSyncInitInfo and WeightUpdateRequest, encoded by libwsync."""
 from __future__ import annotations
 
 import json
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from ..lib import _dtypes
-from ..lib._library import Strings, check, ffi, lib, take
+from ..lib._library import Strings, check, ffi, lib, text_and_free
 from ..read._weights import ParamMeta
 
 
@@ -18,7 +18,7 @@ def broadcast_info(address: str, port: int, rank_offset: int, world_size: int, g
     b.master_addr, b.master_port, b.rank_offset, b.world_size = keep(address), port, rank_offset, world_size
     b.group_name, b.backend = keep(group), keep(backend)
     check(lib.wsync_sync_info_encode(info, out))
-    return json.loads(take(out))
+    return json.loads(text_and_free(out))
 
 
 def broadcast_request(metas: Sequence[ParamMeta], version: Optional[int] = None, run: Optional[str] = None) -> dict[str, Any]:
@@ -30,4 +30,4 @@ def broadcast_request(metas: Sequence[ParamMeta], version: Optional[int] = None,
     request.struct_size, request.strategy = ffi.sizeof("wsync_update_request"), lib.WSYNC_BROADCAST
     request.version, request.run, request.n, request.tensors = version or 0, keep(run), len(metas), tensors
     check(lib.wsync_update_request_encode(request, out))
-    return json.loads(take(out))
+    return json.loads(text_and_free(out))

@@ -1,7 +1,7 @@
-"""A process group of torch's beside the program's own: the sender of weights is rank 0, engines' workers are the others.
+"""A torch process group in addition to the program's default one: the weight sender is rank 0, the engines' workers are the others.
 
-Made as SGLang (init_custom_process_group), slime and others make it, so that either side may be theirs. Every wait is bounded:
-a broadcast whose peer has died ends with the group, not with a hang."""
+It is created as SGLang (init_custom_process_group) and slime create theirs, so that either end may be theirs. Every wait is bounded:
+if a peer dies, the broadcast fails instead of hanging."""
 from __future__ import annotations
 
 import contextlib
@@ -16,25 +16,25 @@ POLL_SECONDS = 0.001
 
 
 class Lost(RuntimeError):
-    """The group has ended: a member failed, or did not take part in time."""
+    """The group is unusable: a member failed, or did not take part in time."""
 
 
 def listen(address: str, port: int, world_size: int, timeout: float) -> Any:
-    """The store at which the others meet rank 0; port 0: any free one (``.port``)."""
+    """Rank 0's side of the store where members rendezvous; port 0: any free one (``.port``)."""
     from torch.distributed import TCPStore
 
     return TCPStore(address, port, world_size, is_master=True, timeout=timedelta(seconds=timeout), wait_for_workers=False)
 
 
 def connect(address: str, port: int, world_size: int, timeout: float) -> Any:
-    """The same store from a member's side."""
+    """A member's side of that store."""
     from torch.distributed import TCPStore
 
     return TCPStore(address, port, world_size, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)
 
 
 class Group:
-    """Collective: every member makes one, at the same time. Used by one thread at a time."""
+    """Creation is collective: every member creates one at the same time. Not thread safe."""
 
     def __init__(self, store: Any, rank: int, world_size: int, backend: str, name: str, timeout: float):
         from torch.distributed import distributed_c10d as c10d
@@ -48,7 +48,7 @@ class Group:
         self._store = store
 
     def start(self, tensor: Any) -> Any:
-        """A broadcast from rank 0 begins; the tensor must live until it was waited for. Lost."""
+        """Starts a broadcast from rank 0; the tensor must live until ``wait`` has returned. Raises Lost."""
         from torch import distributed
 
         if self._pg is None:
@@ -60,7 +60,7 @@ class Group:
             raise _lost(e) from None
 
     def wait(self, works: Iterable[Any], failed: Optional[Callable[[], Optional[str]]] = None) -> None:
-        """Until those that were started have ended. failed: asked meanwhile, for what makes waiting useless. Lost."""
+        """Waits until the started broadcasts have finished. failed: polled meanwhile; if it returns a reason, waiting ends. Raises Lost."""
         try:
             for work in works:
                 until = time.monotonic() + self.timeout
@@ -71,17 +71,17 @@ class Group:
                     if why is not None:
                         raise Lost(why)
                     time.sleep(POLL_SECONDS)
-                work.wait()  # what went wrong, and for a GPU the stream's order
+                work.wait()  # raises its error, and orders the current stream after it
         except RuntimeError as e:
             self.abort()
             raise e if isinstance(e, Lost) else _lost(e) from None
 
     def broadcast(self, tensor: Any) -> None:
-        """From rank 0; returns when it is done. Lost."""
+        """Broadcasts from rank 0 and waits. Raises Lost."""
         self.wait([self.start(tensor)])
 
     def abort(self) -> None:
-        """Ends it without the others. May be called twice."""
+        """Ends the group without the other members. May be called twice."""
         from torch.distributed import distributed_c10d as c10d
 
         pg, self._pg = self._pg, None
@@ -89,9 +89,9 @@ class Group:
             return
         abort = getattr(c10d, "_abort_process_group", None)
         nccl = "nccl" in c10d._world.pg_map.get(pg, ("",))[0]
-        ending = threading.Thread(target=_quietly, args=(abort if abort and nccl else c10d.destroy_process_group, pg), daemon=True)
-        ending.start()
-        ending.join(self.timeout)  # it may wait for what is queued
+        ender = threading.Thread(target=_suppressed, args=(abort if abort and nccl else c10d.destroy_process_group, pg), daemon=True)
+        ender.start()
+        ender.join(self.timeout)  # the destruction may wait for queued work
         self._store = None
 
     close = abort
@@ -101,6 +101,6 @@ def _lost(e: RuntimeError) -> Lost:
     return Lost(f"a member has gone: {str(e).splitlines()[0].partition('. ')[0][:300]}")
 
 
-def _quietly(end: Callable[[Any], None], pg: Any) -> None:
+def _suppressed(end: Callable[[Any], None], pg: Any) -> None:
     with contextlib.suppress(Exception):
         end(pg)

@@ -1,7 +1,7 @@
-"""This node's agent: found, or started once however many ranks ask.
+"""Finds this node's agent, or starts one; any number of ranks may ask at once, one agent is started.
 
-An agent that a trainer starts lives on after it, but not longer than its container or job step. The supported form is an agent of
-its own: mount-helpers/systemd/wsync-agent.service, a sidecar, or a job step; ``ensure`` then only finds it."""
+An agent that a trainer starts outlives the trainer, but not its container or job step. The supported form is an agent that runs
+separately: mount-helpers/systemd/wsync-agent.service, a sidecar, or a job step; ``ensure`` then only finds it."""
 from __future__ import annotations
 
 import errno
@@ -30,18 +30,18 @@ _warned = False
 
 
 def ensure(address: Optional[str] = None, log: Union[str, "os.PathLike[str]", None] = None, *, timeout: float = 30.0) -> str:
-    """The address ("unix:/run/wsync/agent.sock") of an agent that answers; starts one where none does.
+    """Returns the address ("unix:/run/wsync/agent.sock") of an agent that answers; starts an agent if none does.
 
-    address: else $WSYNC_AGENT, else /run/wsync/agent.sock, or a path of this user's own where /run cannot be written. log: the
-    file that a started agent appends to; default: agent.log beside the socket. It listens for mounts at $WSYNC_LISTEN, or
-    127.0.0.1:18861, is no child of this process, has a session of its own, and uses all cores that this process may. Of many
-    processes that ask at once one starts it and the others wait, at most timeout seconds. Warns once a process
-    (RuntimeWarning) when the agent shares this process's cgroup and would be ended with it. wsync.Error: it ended at once, with the
-    last lines of its log; wsync.Timeout; ValueError: no such address. Thread safe."""
+    address: default $WSYNC_AGENT, else /run/wsync/agent.sock, or a path of this user if /run is not writable. log: the file that a
+    started agent appends to; default: agent.log beside the socket. A started agent listens for mounts at $WSYNC_LISTEN or
+    127.0.0.1:18861, is adopted by init, has its own session, and may use all cores. If several processes call this at once, one
+    starts the agent and the others wait, at most timeout seconds. Warns once per process (RuntimeWarning) if the agent shares this
+    process's cgroup and would be ended with it. wsync.Error: the agent ended at once; the message has the end of its log.
+    wsync.Timeout. ValueError: not an agent's address. Thread safe."""
     path = _socket_of(address)
-    pid = _answers(path)
+    pid = _agent_pid(path)
     folder = os.path.dirname(path)
-    if pid is None and path != _default_socket() and not os.path.isdir(folder) and not _may_be_made(folder):
+    if pid is None and path != _default_socket() and not os.path.isdir(folder) and not _parent_exists(folder):
         raise Error(errno.ENOENT, f"no agent runs at {path}, and none is started there, since there is no folder {folder}: is the address right?")
     if pid is None:
         pid = _start_once(path, os.fspath(log) if log else os.path.join(os.path.dirname(path), "agent.log"), time.monotonic() + timeout)
@@ -68,10 +68,10 @@ def _default_socket() -> str:
     return f"/tmp/wsync-{os.getuid()}/agent.sock"
 
 
-def _answers(path: str) -> Optional[int]:
-    """The agent's process id (0: that of another pid namespace), or None where nobody listens. PermissionError: not for us."""
+def _agent_pid(path: str) -> Optional[int]:
+    """The process id of the agent that listens at path (0: in another pid namespace), or None. PermissionError: this user may not connect."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as s:
-        # Not settimeout(), with which a connect fails at once while others queue.
+        # SO_SNDTIMEO, because with settimeout() connect fails at once when the listen queue is full.
         s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", ANSWER_SECONDS, 0))
         try:
             s.connect(path)
@@ -93,10 +93,10 @@ def _wait(condition: Callable[[], Optional[int]], deadline: float) -> Optional[i
 
 @contextmanager
 def _lock(path: str, deadline: float) -> Iterator[None]:
-    """Held by one process of the node; the kernel lets go of it when that ends."""
+    """A lock between the processes of this node; the kernel releases it when its holder ends."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
-    def take() -> Optional[int]:
+    def try_lock() -> Optional[int]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return 0
@@ -104,15 +104,15 @@ def _lock(path: str, deadline: float) -> Iterator[None]:
             return None
 
     try:
-        if _wait(take, deadline) is None:
+        if _wait(try_lock, deadline) is None:
             raise Timeout(errno.ETIMEDOUT, f"another process holds {path} and has not started an agent in time: look at its log")
         yield
     finally:
         os.close(fd)
 
 
-def _may_be_made(folder: str) -> bool:
-    """One level, below a folder that is there, but not below /: else a mistyped address makes an agent that nobody looks for."""
+def _parent_exists(folder: str) -> bool:
+    """Only one missing level is created, and not below /: a mistyped address must not start an agent in the wrong place."""
     above = os.path.dirname(folder)
     return above != "/" and os.path.isdir(above)
 
@@ -130,16 +130,16 @@ def _make_folder(folder: str) -> None:
 def _start_once(path: str, log: str, deadline: float) -> int:
     _make_folder(os.path.dirname(path))
     with _lock(f"{path}.lock", deadline):
-        pid = _answers(path)
+        pid = _agent_pid(path)
         if pid is not None:
-            return pid  # somebody else did, while we waited
+            return pid  # another process started it while this one waited for the lock
         agent = _start(path, log)
         try:
             ended = select.poll()
             ended.register(agent, select.POLLIN)
-            pid = _wait(lambda: -1 if ended.poll(0) else _answers(path), deadline)
+            pid = _wait(lambda: -1 if ended.poll(0) else _agent_pid(path), deadline)
             if pid is None:
-                signal.pidfd_send_signal(agent, signal.SIGTERM)  # nobody would know of it
+                signal.pidfd_send_signal(agent, signal.SIGTERM)  # else it would run on unnoticed
         finally:
             os.close(agent)
         if pid == -1:
@@ -150,21 +150,21 @@ def _start_once(path: str, log: str, deadline: float) -> int:
 
 
 def _start(path: str, log: str) -> int:
-    """Starts the agent as nobody's child, since launchers end the children of theirs. Returns a descriptor of its process."""
+    """Starts the agent as a child of init, because launchers kill their processes' children. Returns a pidfd."""
     listen = os.environ.get("WSYNC_LISTEN") or DEFAULT_LISTEN
     try:
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
     except OSError as e:
         raise Error(e.errno, f"cannot open the agent's log {log}: {e.strerror}; pass another one by log=") from None
-    script = '"$@" >&3 2>&1 3>&- & echo $!'  # the shell ends, the agent is adopted by init
+    script = '"$@" >&3 2>&1 3>&- & echo $!'  # the shell exits, so init adopts the agent
     command = ["/bin/sh", "-c", 'exec 3>&2; ' + script, "sh", COMMAND, "agent", "--listen", listen, "--socket", path]
-    mine = os.sched_getaffinity(0)
+    own_cores = os.sched_getaffinity(0)
     try:
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # a rank is pinned to few cores, the agent is not; cgroups still hold
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # ranks are pinned to few cores, the agent must not be; cgroup limits still apply
         r = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out, start_new_session=True,
                            cwd="/", check=False, timeout=10)
     finally:
-        os.sched_setaffinity(0, mine)
+        os.sched_setaffinity(0, own_cores)
         os.close(out)
     try:
         return os.pidfd_open(int(r.stdout))
@@ -193,8 +193,8 @@ def _warn_of_cgroup(pid: int, path: str) -> None:
     global _warned
     if _warned or pid <= 0:
         return
-    ours = _cgroup("self")
-    if ours is not None and ours == _cgroup(pid):
+    own_cgroup = _cgroup("self")
+    if own_cgroup is not None and own_cgroup == _cgroup(pid):
         _warned = True
         warnings.warn(f"the agent at {path} (process {pid}) is in the cgroup of this trainer: it ends when the container or job step "
                       "does, and mounts lose their source; run `wsync agent` as a unit, a sidecar or a job step of its own", RuntimeWarning, stacklevel=3)

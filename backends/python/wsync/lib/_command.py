@@ -1,4 +1,4 @@
-"""The bundled wsync command, under the name that pip gives it."""
+"""Entry point of the bundled wsync command, installed by pip as `wsync`."""
 from __future__ import annotations
 
 import os
@@ -8,5 +8,5 @@ from ._agents import COMMAND
 
 
 def main() -> None:
-    """Becomes the command; its exit status is the process's."""
+    """Replaces this process by the command."""
     os.execv(COMMAND, ["wsync", *sys.argv[1:]])

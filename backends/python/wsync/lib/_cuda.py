@@ -1,5 +1,5 @@
-"""What the package asks of CUDA before it hands a GPU's memory to libwsync, which would take it for the host's where it has no
-driver. torch is looked at only where the program has imported it."""
+"""Checks before GPU memory is passed to libwsync: without a CUDA driver, libwsync would take the address for host memory. torch is
+used only if the program has already imported it."""
 from __future__ import annotations
 
 import functools
@@ -11,29 +11,29 @@ from ._library import ffi, lib, text
 
 @functools.lru_cache(maxsize=1)
 def unavailable() -> Optional[str]:
-    """Why libwsync cannot use GPUs here; None: it can."""
+    """The reason why libwsync cannot use GPUs here; None if it can."""
     return None if lib.wsync_strategy_available(lib.WSYNC_CUDA_IPC, ffi.NULL) == 0 else text(lib.wsync_error())
 
 
 def need_cuda(name: str, where) -> None:
-    """NotImplementedError: the tensor ``name`` is on a GPU that libwsync cannot reach."""
+    """Raises NotImplementedError if libwsync cannot reach GPUs; where: the device of the tensor ``name``."""
     why = unavailable()
     if why is not None:
         raise NotImplementedError(f"{name} is on {where}, which libwsync cannot copy from: {why}")
 
 
 def need_cuda_tensor(name: str, tensor) -> None:
-    """NotImplementedError: a torch tensor that is not on the host is not on a CUDA device either, or on one that cannot be reached."""
-    if not tensor.is_cuda or sys.modules["torch"].version.hip is not None:  # ROCm's devices are called cuda, too
+    """Raises NotImplementedError unless the torch tensor is on a CUDA device that libwsync can reach."""
+    if not tensor.is_cuda or sys.modules["torch"].version.hip is not None:  # torch also calls ROCm devices "cuda"
         raise NotImplementedError(f"{name} is on {tensor.device}: wsync copies from host memory and CUDA's; move it by .cpu()")
     need_cuda(name, tensor.device)
 
 
 def stream_of(device) -> int:
-    """The stream on which torch's work on that device is queued now, as CUDA has it."""
+    """torch's current CUDA stream on the device, as a handle."""
     return sys.modules["torch"].cuda.current_stream(device).cuda_stream
 
 
-def settle(device) -> None:
-    """Waits for what torch has queued there: memory that its allocator hands out may still be in use by it."""
+def synchronize(device) -> None:
+    """Waits for torch's queued work: memory that its allocator has just returned may still be in use by earlier kernels."""
     sys.modules["torch"].cuda.current_stream(device).synchronize()

@@ -1,5 +1,5 @@
-"""Arrays of other libraries (JAX, ...) by DLPack: an address, a shape and strides. Its structs are those of its header,
-version 0.8 (https://github.com/dmlc/dlpack)."""
+"""Arrays of other libraries (JAX, ...) by DLPack: address, shape and strides. The structs are those of DLPack 0.8's header
+(https://github.com/dmlc/dlpack)."""
 from __future__ import annotations
 
 import ctypes
@@ -28,8 +28,8 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 class Array:
-    """dtype (its name), shape, strides (elements), address, and the stream that writes it (0 in host memory); keeps the
-    memory alive."""
+    """dtype (name), shape, strides (in elements), address, and the stream that writes the array (0: host memory). ``owner`` keeps
+    the memory alive."""
 
     __slots__ = ("dtype", "shape", "strides", "address", "stream", "owner")
 
@@ -43,7 +43,7 @@ def _dense(shape: tuple) -> tuple:
 
 
 def dlpack_array(name: str, value) -> Array:
-    """TypeError: no array, or of a dtype that a file cannot hold; NotImplementedError: neither in host memory nor CUDA's."""
+    """The Array of a value. TypeError: not an array, or its dtype is not in safetensors; NotImplementedError: on another device."""
     if not hasattr(value, "__dlpack__"):
         raise TypeError(f"{name} is a {type(value).__name__}: give a torch tensor, a numpy array or what speaks DLPack")
     device = value.__dlpack_device__()
@@ -54,7 +54,7 @@ def dlpack_array(name: str, value) -> Array:
         need_cuda(name, f"DLPack's device {tuple(map(int, device))}")
     a = Array()
     a.stream = _LEGACY_STREAM if on_gpu else 0
-    a.owner = value.__dlpack__(stream=_LEGACY_STREAM) if on_gpu else value.__dlpack__()  # the capsule frees the tensor when it goes
+    a.owner = value.__dlpack__(stream=_LEGACY_STREAM) if on_gpu else value.__dlpack__()  # deleting the capsule frees the tensor
     t = _Tensor.from_address(_pointer(a.owner, b"dltensor"))
     if (t.code, t.bits) not in _CODES or t.lanes != 1:
         raise TypeError(f"{name} has DLPack's type code {t.code} with {t.bits} bits, which a safetensors file cannot hold")

@@ -1,4 +1,4 @@
-"""Where the files of weights are: a folder on a disk or a mount, or a version in the memory of this host's agent."""
+"""Where weight files are read from: a folder on a disk or a mount, or a version in the memory of this host's agent."""
 from __future__ import annotations
 
 import os
@@ -8,7 +8,7 @@ from ._library import Strings, check, ffi, lib, text
 
 
 class Folder:
-    """A folder that is held: what is opened later is of the same one, also when another has its name by then."""
+    """A folder by descriptor: later opens use the same folder even if its name has been given to another one."""
 
     def __init__(self, path: Union[str, "os.PathLike[str]"]):
         self.path = os.fspath(path)
@@ -48,10 +48,10 @@ class Folder:
 
 
 class VersionFiles:
-    """The same of a published version, out of the agent's slot: nothing is copied, and no mount is needed."""
+    """The same interface for a published version, read from the agent's slot without a copy and without a mount."""
 
     def __init__(self, agent: Optional[str], model: str, version: int):
-        """agent: "unix:PATH"; None: $WSYNC_AGENT, or the usual place."""
+        """agent: "unix:PATH"; None: $WSYNC_AGENT, or the default path."""
         keep, out = Strings(), ffi.new("wsync_version_files **")
         self.path = f"{agent or 'agent'}:{model}/{version}"
         check(lib.wsync_open_version(keep(agent), keep(model), version, out))
@@ -73,7 +73,7 @@ class VersionFiles:
             raise ValueError(f"{self.path} is closed")
         if self._fds.get(name, -1) < 0:
             raise FileNotFoundError(2, "no such file in the version", f"{self.path}/{name}")
-        return os.open(f"/proc/self/fd/{self._fds[name]}", os.O_RDONLY | os.O_CLOEXEC)  # with a position of its own
+        return os.open(f"/proc/self/fd/{self._fds[name]}", os.O_RDONLY | os.O_CLOEXEC)  # a new open file, so with its own offset
 
     def close(self) -> None:
         version, self._version = self._version, None

@@ -1,7 +1,6 @@
-"""libwsync by cffi. Its declarations are read from wsync.h itself, so that there is one contract.
+"""libwsync by cffi. The declarations are parsed from wsync.h itself, so that there is one contract.
 
-``ffi`` and ``lib`` are what the other modules use; ``check`` turns a negative return into an exception with the
-library's sentence."""
+Other modules use ``ffi`` and ``lib``; ``check`` turns a negative return value into an exception with the library's message."""
 from __future__ import annotations
 
 import errno
@@ -17,7 +16,7 @@ _BUILT = {"libwsync.so": "build/libwsync.so", "wsync": "build/wsync", "wsync.h":
 
 
 def native(name: str) -> str:
-    """Where a file of the C part is: beside the package, or where `make` puts it in a checkout that is imported as it is."""
+    """The path of a file of the C part: inside the installed package, or where `make` puts it in a checkout."""
     installed = os.path.join(_PACKAGE, "native", name)
     if os.path.exists(installed) or not os.path.exists(os.path.join(_CHECKOUT, _BUILT["wsync.h"])):
         return installed
@@ -25,7 +24,7 @@ def native(name: str) -> str:
 
 
 class Error(OSError):
-    """What libwsync says: ``errno`` as in wsync.h, and a sentence that says what to do."""
+    """An error of libwsync: ``errno`` as in wsync.h, and a message that says what to do."""
 
 
 class Timeout(Error, TimeoutError):
@@ -33,7 +32,7 @@ class Timeout(Error, TimeoutError):
 
 
 def _declarations(header: str) -> str:
-    """The header without its preprocessor's lines and what is for C++; constants are put in."""
+    """The header without preprocessor lines and C++ parts, and with constants substituted, as cffi parses it."""
     header = re.sub(r"#ifdef __cplusplus\n.*?#endif\n", "", header, flags=re.S)
     constants = dict(re.findall(r"^#define (WSYNC_\w+)\s+(\d+)\s*$", header, re.M))
     header = re.sub(r"^#.*\n|^WSYNC_DEPRECATED\(.*\)\n", "", header, flags=re.M)
@@ -41,7 +40,7 @@ def _declarations(header: str) -> str:
 
 
 def _refuse_older(ffi: cffi.FFI, lib: Any, path: str, header: str) -> None:
-    """An older library refuses what has come to the structs of wsync.h since. It shows by the functions that have come with it."""
+    """Refuses a library older than the header, whose structs it would not know. It lacks functions that the header declares."""
     missing = [name for name in dir(lib) if not hasattr(lib, name)]
     if missing:
         has = ffi.string(lib.wsync_version()).decode() if hasattr(lib, "wsync_version") else "of an unknown release"
@@ -81,8 +80,8 @@ def text(pointer) -> str:
     return ffi.string(pointer).decode("utf-8", "replace") if pointer != ffi.NULL else ""
 
 
-def take(out) -> str:
-    """The text at a char** that a function of libwsync has filled; freed."""
+def text_and_free(out) -> str:
+    """The string at a char** that a function of libwsync has filled; frees it."""
     try:
         return text(out[0])
     finally:
@@ -90,7 +89,7 @@ def take(out) -> str:
 
 
 def check(rc: int) -> int:
-    """rc, or the exception that it stands for: MemoryError, Timeout or Error."""
+    """Returns rc if it is not negative; else raises MemoryError, Timeout or Error."""
     if rc >= 0:
         return rc
     sentence = text(lib.wsync_error())
@@ -103,10 +102,10 @@ class Strings:
     """C strings and arrays that live as long as this object."""
 
     def __init__(self) -> None:
-        self._kept: list = []
+        self._alive: list = []
 
     def __call__(self, value):
-        """str, bytes or path -> char*; None -> NULL. ValueError, TypeError: it is no text, or has what C cannot pass on."""
+        """str, bytes or path -> char*; None -> NULL. TypeError: not text; ValueError: it contains a NUL."""
         if value is None:
             return ffi.NULL
         if not isinstance(value, (str, bytes, os.PathLike)):
@@ -114,9 +113,9 @@ class Strings:
         encoded = os.fsencode(value)
         if b"\0" in encoded:
             raise ValueError(f"{value!r} has a NUL in it")
-        self._kept.append(ffi.new("char[]", encoded))
-        return self._kept[-1]
+        self._alive.append(ffi.new("char[]", encoded))
+        return self._alive[-1]
 
     def array(self, ctype: str, values):
-        self._kept.append(ffi.new(ctype, values))
-        return self._kept[-1]
+        self._alive.append(ffi.new(ctype, values))
+        return self._alive[-1]

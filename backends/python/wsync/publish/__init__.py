@@ -1,1 +1,1 @@
-"""A trainer's parameters published, and what frameworks hold of them read off their own objects."""
+"""Publishes a trainer's parameters; describes the tensors that a rank holds under each framework."""

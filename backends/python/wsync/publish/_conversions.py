@@ -1,13 +1,13 @@
-"""transformers 5 keeps some tensors stacked or renamed in its modules and undoes that when it saves. Its own tables
-say how; libwsync gets them as fusions and renames, and what it makes of them is held against what transformers
-itself would write."""
+"""transformers 5 keeps some tensors stacked or renamed in its modules and reverts that when it saves. This module passes
+transformers' own conversion tables to libwsync as fusions and renames; the publisher then compares libwsync's result with the names
+and shapes that transformers would save."""
 from __future__ import annotations
 
 import re
 
 
 class Conversions:
-    """Of a torch module; nothing where it is no transformers model or a release before 5."""
+    """The conversions of a torch module; none unless it is a model of transformers 5 or later."""
 
     def __init__(self, model) -> None:
         self._model = next((m for m in (model, getattr(model, "module", None)) if hasattr(getattr(m, "config", None), "model_type")), None)
@@ -32,13 +32,13 @@ class Conversions:
             elif operations and set(operations) <= {"MergeModulelist", "Concatenate"}:
                 stacked = "MergeModulelist" in operations
                 if stacked and operations["MergeModulelist"].dim != 0:
-                    continue  # not known: the comparison with what transformers writes refuses it
+                    continue  # not supported: the comparison with transformers' names then refuses the model
                 dim = operations["Concatenate"].dim if "Concatenate" in operations else 1 if stacked else 0
                 fusions.append((target.lstrip("."), [s.lstrip(".") for s in sources], stacked, dim))
         return {"fusions": fusions, "renames": renames}
 
     def expected(self, meta: list[tuple]) -> dict | None:
-        """Names and shapes that save_pretrained would write of these tensors; None: transformers cannot say."""
+        """Names and shapes that save_pretrained would write for these tensors; None if transformers cannot tell."""
         if self._model is None:
             return None
         try:

@@ -1,7 +1,7 @@
-"""DeepSpeed: ZeRO-3's partitions, the fragments of ZeRO-1 and -2, and what is in neither.
+"""DeepSpeed: ZeRO-3's partitions, the fragments of ZeRO-1 and -2, and unpartitioned parameters.
 
-DeepSpeed's accessors (safe_get_local_fp32_param and its like) may return copies that nobody keeps, and swap. So they are not
-called: the optimizer's own partitions are read, where they are, and what is not in memory now is refused by name."""
+DeepSpeed's accessors (such as safe_get_local_fp32_param) may return temporary copies, and may swap. They are therefore not called:
+the optimizer's own partitions are read in place, and a tensor that is not in memory is refused by name."""
 from __future__ import annotations
 
 from ..lib._library import lib
@@ -11,11 +11,11 @@ from ._held import Held, Source
 
 
 def deepspeed(engine, *, master: bool = False, conversions=True) -> Source:
-    """The parameters of a DeepSpeed engine, of any ZeRO stage, offloaded to the CPU or not, frozen ones too. Each rank
-    gives the part that it updates, so the bytes are spread evenly.
+    """The parameters of a DeepSpeed engine of any ZeRO stage, with or without CPU offload, including frozen ones. Each rank
+    supplies the part that it updates, so the bytes are spread evenly.
 
-    master: read the optimizer's float32 masters instead of the bf16 or fp16 parameters; they are rounded in
-    the copy, to the same bits, where the file's dtype is narrower. Frozen parameters have none and are read as they are."""
+    master: read the optimizer's float32 master weights instead of the bf16 or fp16 parameters; the copy rounds them to the file's
+    dtype, to the same bits. Frozen parameters have no masters and are read as they are."""
     return DeepSpeed(engine, master, conversions)
 
 
@@ -42,13 +42,13 @@ class DeepSpeed(Source):
         return held
 
     def _refuse_offloaded(self) -> None:
-        """engine.offload_states() takes parameters apart (ZeRO-1 and -2 forget which rank has what), and may still be copying."""
+        """After engine.offload_states() ZeRO-1 and -2 no longer know which rank has which part, and a copy may still be running."""
         optimizers = {id(o): o for o in (getattr(self._engine, "optimizer", None), *(getattr(p, "_z3_optimizer", None) for p in self.module.parameters()))}
         read = {"lp_params", "hp_params"} if self._master else {"lp_params"}
         for optimizer in optimizers.values():
-            away = read & {state.name for state in getattr(optimizer, "offloaded_states", ())}
-            if away:
-                raise RuntimeError(f"engine.offload_states() has put {' and '.join(sorted(away))} elsewhere: call engine.reload_states() before the offload")
+            offloaded = read & {state.name for state in getattr(optimizer, "offloaded_states", ())}
+            if offloaded:
+                raise RuntimeError(f"engine.offload_states() has put {' and '.join(sorted(offloaded))} elsewhere: call engine.reload_states() before the offload")
 
     def _partition(self, name: str, p, held: Held) -> None:
         rank, size = getattr(p, "ds_zero_partition_rank", None), getattr(p, "ds_zero_partition_world_size", None)
@@ -68,7 +68,7 @@ class DeepSpeed(Source):
 
     def _fragment(self, name: str, p, held: Held) -> None:
         mapping = p._hp_mapping
-        if mapping is None:  # this rank's partition does not touch it
+        if mapping is None:  # no part of it is in this rank's partition
             return
         at = mapping.lp_fragment_address
         if self._master:
@@ -86,7 +86,7 @@ class DeepSpeed(Source):
 
 
 def _master_of(name: str, p, count: int):
-    """The run of ZeRO-3's flat float32 partition that is this parameter's; None: it is frozen and has none."""
+    """The parameter's range of ZeRO-3's flat float32 partition; None if it is frozen."""
     if not p.requires_grad:
         return None
     try:

@@ -1,4 +1,4 @@
-"""FSDP2 (fully_shard and every DTensor layout) and FSDP1: what the ranks hold, read off their parameters."""
+"""FSDP2 (fully_shard and every DTensor layout) and FSDP1: the shards that a rank holds, found from the model's parameters."""
 from __future__ import annotations
 
 from ._conversions import Conversions
@@ -6,12 +6,12 @@ from ._held import Held, Source
 
 
 def fsdp(model, *, conversions=True) -> Source:
-    """The parameters and persistent buffers of a torch module, however they are sharded: FSDP2's ``fully_shard`` (any
-    Shard dimension, hybrid, over tensor parallelism), FSDP1 with and without ``use_orig_params``, plain DTensors, or not at
-    all. Names are the Hugging Face file's; experts that transformers stacks are split as it does when it saves
-    (``conversions=False``: names as the module has them). A root that a forward left unsharded is resharded.
+    """The parameters and persistent buffers of a torch module, sharded in any way: FSDP2's ``fully_shard`` (any Shard
+    dimension, hybrid, with tensor parallelism), FSDP1 with and without ``use_orig_params``, plain DTensors, or unsharded.
+    Names are those of the Hugging Face file; experts that transformers stacks are split as transformers does when it saves
+    (``conversions=False``: the module's names). A root module that a forward left unsharded is resharded.
 
-    The model is looked at anew at each offload. No collective is called and nothing is copied here."""
+    The model is inspected again at each offload. This calls no collective and copies nothing."""
     return Fsdp(model, conversions)
 
 
@@ -23,12 +23,12 @@ class Fsdp(Source):
         self._conversions = Conversions(self.model) if conversions else None
 
     def held(self) -> Held:
-        held, flat = Held(), Flat()
+        held, flat = Held(), FlatParameters()
         for name, module in self.model.named_modules():
             if hasattr(module, "reshard") and hasattr(module, "_get_fsdp_state"):
-                module.reshard()  # a forward without a backward leaves the root's parameters whole
+                module.reshard()  # a forward without a backward leaves the root's parameters unsharded
             elif type(module).__name__ == "FullyShardedDataParallel":
-                flat.take(name, module, held)
+                flat.add_module(name, module, held)
         for name, p in self.model.named_parameters():
             if not flat.has(name, p):
                 held.add(name, p)
@@ -43,9 +43,9 @@ class Fsdp(Source):
         return self._conversions.expected(meta) if self._conversions else None
 
 
-class Flat:
-    """FSDP1's flat parameters: which runs of them are parameters of the model. With use_orig_params the module shows those as its
-    own, else the flat one."""
+class FlatParameters:
+    """FSDP1's flat parameters, and which ranges of them are the model's parameters. named_parameters() yields the original parameters
+    with use_orig_params, else the flat ones; both are covered here and skipped there."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -54,7 +54,7 @@ class Flat:
     def has(self, name: str, p) -> bool:
         return id(p) in self._flat or name.replace("_fsdp_wrapped_module.", "") in self._names
 
-    def take(self, name: str, module, held: Held) -> None:
+    def add_module(self, name: str, module, held: Held) -> None:
         handle = module._handle
         if handle is None:
             return
@@ -76,21 +76,21 @@ _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "Opt
 
 
 def unwrapped(model):
-    """The model in torch's own wrappers, whose names are not the file's."""
+    """The model without torch's wrappers, whose prefixes are not in the file's names."""
     while (inner := _WRAPPERS.get(type(model).__name__)) and hasattr(model, inner):
         model = getattr(model, inner)
     return model
 
 
 def refuse_adapters(model) -> None:
-    """PEFT's layers hold a base and what is added to it: neither is a tensor of the file."""
+    """Refuses PEFT's adapter layers: their tensors are a base and an addition to it, neither of which is a tensor of the file."""
     for name, _ in model.named_modules():
         if name.rpartition(".")[2] == "base_layer":
             raise NotImplementedError(f"{name} is in an adapter's layer (PEFT): publish what merge_and_unload() of a copy returns, or the tensors by wsync.tensors({{name: tensor}})")
 
 
 def add_buffers(model, held: Held, layers: dict | None = None) -> None:
-    """Persistent buffers are in the file, too: router biases, running means. layers: of which layer one is, as Megatron numbers them."""
+    """Adds the persistent buffers (router biases, running means), which files contain too. layers: Megatron's layer number by name."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:

@@ -1,10 +1,10 @@
-"""What a rank holds of a framework's tensors, read off and handed to libwsync, which does all arithmetic.
+"""Describes the tensors that a rank holds and passes them to libwsync, which does all arithmetic.
 
-A held tensor is a plain tuple, so that one step's can be compared with those of the step before:
+A held tensor is a plain tuple, so that one step's tensors can be compared with the previous step's:
 ``(name, dtype, shape, flat, placements, local, strides, unit, start, count, layer)``, the members of wsync.h's
-``wsync_held`` but for the pointer; dtype is the framework's object, and ``unit`` what its strides count: 0 elements, 1
-bytes. Addresses, which may change from step to step, are a list of their own. Reading a tensor off takes
-a microsecond or so, since all of them are read at every step: nothing is worked out here that can wait."""
+``wsync_held`` without the pointer; dtype is the framework's object, and ``unit`` is the unit of the strides: 0 elements, 1
+bytes. Addresses may change from step to step and are a separate list. All tensors are described at every step, so describing one
+must take about a microsecond: everything else is deferred."""
 from __future__ import annotations
 
 import sys
@@ -16,13 +16,13 @@ from ..lib._dlpack import dlpack_array
 from ..lib._library import Strings, ffi, lib
 
 _KINDS = {"Replicate": lib.WSYNC_REPLICATE, "Shard": lib.WSYNC_SHARD, "_StridedShard": lib.WSYNC_STRIDED_SHARD}
-_NO_KIND = 99  # libwsync refuses it, with a sentence
+_NO_KIND = 99  # libwsync refuses it with a message
 _MAX_DIMS = 8
 _kinds_of_type: dict = {}
 
 
 def _kind_of(cls: type) -> str:
-    """"DTensor", "torch", "numpy", or "" for what speaks DLPack."""
+    """"DTensor", "torch", "wrapper", "numpy", or "" for any other, which must support DLPack."""
     names = [c.__name__ for c in cls.__mro__]
     found = "DTensor" if "DTensor" in names else _torch_kind(cls) if hasattr(cls, "data_ptr") else "numpy" if hasattr(cls, "__array_interface__") else ""
     _kinds_of_type[cls] = found
@@ -30,7 +30,7 @@ def _kind_of(cls: type) -> str:
 
 
 def _torch_kind(cls: type) -> str:
-    """"wrapper": a subclass whose own address is not that of its values (quantised ones, results that are not there yet)."""
+    """"torch", or "wrapper" for a tensor subclass that does not hold its values itself (quantised tensors, asynchronous results)."""
     torch = sys.modules.get("torch")
     return "wrapper" if torch is not None and issubclass(cls, torch.Tensor) and cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ else "torch"
 
@@ -43,9 +43,8 @@ def _address(name: str, tensor) -> int:
 
 
 class Held:
-    """One step's tensors of a rank: ``meta`` (tuples), ``addresses``, and ``kept``, their owners, which must live until they are
-    copied: whoever adds an address adds its object. Those on a GPU are noted by their index: ``devices`` of torch's,
-    ``streams`` of others."""
+    """One step's tensors of a rank: ``meta`` (tuples), ``addresses``, and ``kept``, the objects that own the memory, which must live
+    until it is copied. For tensors on a GPU, by index: ``devices`` of torch tensors, ``streams`` of others."""
 
     __slots__ = ("meta", "addresses", "kept", "devices", "streams")
 
@@ -56,14 +55,14 @@ class Held:
         self.devices: dict = {}
         self.streams: dict[int, int] = {}
 
-    def on_gpu(self, name: str, tensor) -> None:
-        """Notes that the next tensor is no host's."""
+    def record_device(self, name: str, tensor) -> None:
+        """Records the GPU of the tensor that is added next."""
         if tensor.device not in self.devices.values():
             need_cuda_tensor(name, tensor)
         self.devices[len(self.addresses)] = tensor.device
 
     def all_streams(self) -> list[int]:
-        """The stream that writes each tensor, at this moment; 0 for those on the host. [] where all are."""
+        """The stream that writes each tensor, as of now; 0 for host memory. [] if all tensors are in host memory."""
         if not self.devices and not self.streams:
             return []
         now = {device: stream_of(device) for device in set(self.devices.values())}
@@ -75,7 +74,7 @@ class Held:
         return found
 
     def add(self, name: str, tensor, layer: int = 0) -> None:
-        """A torch tensor (plain or a DTensor), a numpy array, or anything that speaks DLPack, in host memory or CUDA's. It is kept."""
+        """Adds a torch tensor (plain or DTensor), a numpy array, or an object with DLPack, in host or CUDA memory, and keeps it alive."""
         cls = type(tensor)
         kind = _kinds_of_type.get(cls)
         if kind is None:
@@ -87,7 +86,7 @@ class Held:
             self.kept.append(tensor)
         elif kind == "torch":
             if not tensor.is_cpu:
-                self.on_gpu(name, tensor)
+                self.record_device(name, tensor)
             if tensor.is_conj() or tensor.is_neg():
                 raise NotImplementedError(f"{name} is a view whose elements are conjugated or negated when they are read: pass .resolve_conj().resolve_neg()")
             shape = tensor.shape
@@ -100,7 +99,7 @@ class Held:
             if placements is None:  # this rank is not in the tensor's mesh
                 return
             if not local.is_cpu:
-                self.on_gpu(name, local)
+                self.record_device(name, local)
             self.meta.append((name, local.dtype, tensor.shape, 0, placements, local.shape, local.stride(), 0, 0, 0, layer))
             self.addresses.append(_address(name, local))
             self.kept.append(local)
@@ -115,24 +114,24 @@ class Held:
             self.addresses.append(array.address)
 
     def add_flat(self, name: str, shape, source, placements=(), start: int = 0, count: int = 0) -> None:
-        """A part of the flattened tensor, from ``source``'s first element on (torch, 1-D, contiguous)."""
+        """Adds a range of the flattened tensor; ``source`` holds its elements (torch, 1-D, contiguous)."""
         if not source.is_contiguous():
             raise ValueError(f"{name}: its flat part is not contiguous in memory")
         if not source.is_cpu:
-            self.on_gpu(name, source)
+            self.record_device(name, source)
         self.meta.append((name, source.dtype, shape, 1, placements, (), (), 0, start, count, 0))
         self.addresses.append(_address(name, source))
         self.kept.append(source)
 
 
-_meshes: dict = {}
+_placement_cache: dict = {}
 
 
 def _placements(spec) -> tuple | None:
-    """(kind, dim, split factor, size, coordinate) of each mesh dimension, by class name: _StridedShard is a
-    subclass of Shard in some releases of torch and not in others."""
+    """(kind, dim, split factor, size, coordinate) of each mesh dimension; None if this rank is not in the mesh. Kinds are told by class
+    name, because _StridedShard is a subclass of Shard in some releases of torch only."""
     key = (id(spec.mesh), spec.placements)
-    found = _meshes.get(key)
+    found = _placement_cache.get(key)
     if found is None or found[0] is not spec.mesh:
         mesh = spec.mesh
         at = mesh.get_coordinate()
@@ -142,12 +141,12 @@ def _placements(spec) -> tuple | None:
                 (_KINDS.get(type(p).__name__, _NO_KIND), getattr(p, "dim", 0), getattr(p, "split_factor", 0), mesh.size(i), at[i])
                 for i, p in enumerate(spec.placements)
             )
-        found = _meshes[key] = (mesh, parts)
+        found = _placement_cache[key] = (mesh, parts)
     return found[1]
 
 
 class Source:
-    """Where a publisher's tensors come from. ``kind``: libwsync's extractor; ``options``: more members of
+    """Supplies a publisher's tensors. ``kind``: the name of libwsync's extractor; ``options``: further members of
     wsync_extract_options."""
 
     kind: str | None = None
@@ -159,7 +158,7 @@ class Source:
         return {}
 
     def expected(self, meta: list[tuple]) -> Mapping[str, tuple] | None:
-        """The file's tensors and shapes as the framework itself would write them, where it can say."""
+        """The names and shapes that the framework itself would save; None if it cannot tell."""
         return None
 
 
@@ -178,17 +177,17 @@ class Tensors(Source):
 
 
 def tensors(given: Mapping | Callable[[], Mapping]) -> Source:
-    """Tensors by the names of the file: ``{"model.norm.weight": tensor, ...}``, or a function that returns such a
-    mapping, called at each offload (JAX makes new arrays at each step).
+    """Tensors by their names in the file: ``{"model.norm.weight": tensor, ...}``, or a function that returns such a
+    mapping, called at each offload (JAX creates new arrays at each step).
 
-    A value is a torch tensor, a DTensor (each rank gives its own; libwsync puts the shards together), a numpy
-    array (ml_dtypes for bfloat16 and float8), or anything with ``__dlpack__``, in host memory or CUDA's. The mapping is looked
-    at anew at each offload: values may be replaced, and a changed shape is registered again."""
+    A value is a torch tensor, a DTensor (each rank passes its own; libwsync combines the shards), a numpy array (ml_dtypes
+    for bfloat16 and float8), or an object with ``__dlpack__``, in host or CUDA memory. The mapping is read again at each
+    offload: values may be replaced, and a model whose shapes change is registered again."""
     return Tensors(given)
 
 
 def to_c(meta: Iterable[tuple], addresses: list[int], keep: Strings):
-    """The C array of what is held; it lives as long as ``keep``."""
+    """The C array of held tensors; it lives as long as ``keep``."""
     meta = list(meta)
     held = keep.array("wsync_held[]", len(meta))
     for h, (name, dtype, shape, flat, placements, local, strides, unit, start, count, layer), address in zip(held, meta, addresses):
@@ -204,14 +203,14 @@ def to_c(meta: Iterable[tuple], addresses: list[int], keep: Strings):
             c.kind, c.dim, c.split_factor, c.size, c.coordinate = kind, dim % max(len(shape), 1), factor, size, coordinate
         h.local = tuple(local)
         h.strides = _elements(name, dtype, strides) if unit else tuple(strides)
-        h.strided = not flat  # also where all are 0: one element that is repeated
+        h.strided = not flat  # true even if all strides are 0 (one element, broadcast)
         h.start, h.count, h.layer = start, count, layer
         h.data = ffi.cast("void *", address)
     return held
 
 
 def _elements(name: str, dtype, strides: tuple) -> tuple:
-    """numpy's strides, which are bytes."""
+    """numpy's strides, which are in bytes, converted to elements."""
     if any(s % dtype.itemsize for s in strides):
         raise ValueError(f"{name} has strides of {strides} bytes, which are no multiples of its elements' {dtype.itemsize}: pass numpy.ascontiguousarray() of it")
     return tuple(s // dtype.itemsize for s in strides)

@@ -1,7 +1,7 @@
 """Megatron-core: local parameters, the parallel groups' ranks and layer numbers.
 
-With a distributed optimizer each rank updates its own shard, and the others' are gathered: in step(), or, with
-overlap_param_gather, only as the next forward comes to them. So the DDP that gathers is kept, and made to."""
+With a distributed optimizer each rank updates its own shard and gathers the others': in step(), or, with overlap_param_gather,
+during the next forward. In the latter case this module makes the DDP wrapper gather before the parameters are read."""
 from __future__ import annotations
 
 from ._fsdp import add_buffers
@@ -10,18 +10,18 @@ from ._held import Held, Source
 
 def megatron(chunks) -> Source:
     """A Megatron-core GPTModel, or the list of this rank's model chunks (virtual pipeline stages), wrapped or not:
-    dense Llama, Qwen2, Qwen3 and Qwen3-MoE with tensor, pipeline and expert parallelism. What is not known is refused by
-    name. The publisher needs ``hf_config``. With overlap_param_gather give what DistributedDataParallel returned: its parameters
+    dense Llama, Qwen2, Qwen3 and Qwen3-MoE with tensor, pipeline and expert parallelism. Unsupported layers are refused by
+    name. The publisher needs ``hf_config``. With overlap_param_gather pass the DistributedDataParallel object: its parameters
     are gathered at each offload, which is then a collective call."""
     return Megatron(list(chunks) if isinstance(chunks, (list, tuple)) else [chunks])
 
 
 _SHARDED = ("FullyShardedDataParallel", "TorchFullyShardedDataParallel", "MegatronFSDP")
-_GATHERS = "DistributedDataParallel._make_forward_pre_hook."
+_GATHER_HOOK = "DistributedDataParallel._make_forward_pre_hook."
 
 
 def _unwrap(model) -> tuple:
-    """The model itself, and the DDPs around it that gather parameters late."""
+    """The model without wrappers, and the DDP wrappers that gather parameters during the next forward."""
     late = []
     while hasattr(model, "module"):
         if type(model).__name__ in _SHARDED:
@@ -36,8 +36,8 @@ def _unwrap(model) -> tuple:
 
 
 def _gather(ddp) -> None:
-    """What each rank has updated reaches the others. A gather that is under way may have begun before the last step(), and
-    start_param_sync(force_sync=True) only waits for such a one: so that is ended first, and then all are gathered."""
+    """Gathers the parameters that the ranks have updated. A gather in progress may have begun before the last step(), and
+    start_param_sync(force_sync=True) would only wait for it; so that one is finished first, and then all are gathered again."""
     for group in ddp.bucket_groups + ddp.expert_parallel_bucket_groups:
         if group.param_gather_handle is not None:
             group.start_param_sync(force_sync=True)
@@ -50,12 +50,12 @@ class Megatron(Source):
     def __init__(self, chunks: list) -> None:
         unwrapped = [_unwrap(chunk) for chunk in chunks]
         self._chunks = [model for model, _ in unwrapped]
-        self._late = [ddp for _, late in unwrapped for ddp in late]
-        self._bare = [model for model, late in unwrapped if not late]
+        self._gathering_ddps = [ddp for _, late in unwrapped for ddp in late]
+        self._bare_chunks = [model for model, late in unwrapped if not late]
 
     def held(self) -> Held:
         self._refuse_unknown_gathers()
-        for ddp in self._late:
+        for ddp in self._gathering_ddps:
             _gather(ddp)
         held = Held()
         for chunk in self._chunks:
@@ -69,10 +69,10 @@ class Megatron(Source):
         return held
 
     def _refuse_unknown_gathers(self) -> None:
-        """A chunk without its DDP shows by that one's hooks that its parameters are gathered late."""
-        for chunk in self._bare:
+        """Refuses a chunk passed without its DDP wrapper if that wrapper gathers late, which its forward hooks show."""
+        for chunk in self._bare_chunks:
             for module in chunk.modules():
-                if any(getattr(hook, "__qualname__", "").startswith(_GATHERS) for hook in module._forward_pre_hooks.values()):
+                if any(getattr(hook, "__qualname__", "").startswith(_GATHER_HOOK) for hook in module._forward_pre_hooks.values()):
                     raise ValueError("this model is in a DistributedDataParallel with overlap_param_gather, whose parameters are old until they are "
                                      "gathered: give wsync.megatron() what DistributedDataParallel returned, not its .module")
 

@@ -1,1 +1,1 @@
-"""Versions, folders and files as mappings of tensors, on the host and on GPUs; the order and layout of what is read."""
+"""Reads versions, folders and files as mappings of tensors, in host memory and on GPUs; chunks and layouts."""

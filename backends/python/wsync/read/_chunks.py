@@ -1,5 +1,5 @@
-"""Weights in the shape of SkyRL 0.3's WeightExtractor: chunks of several tensors, grouped by module, up to a size. Which
-tensors go together is libwsync's word."""
+"""Weights with the interface of SkyRL 0.3's WeightExtractor: chunks of several tensors, grouped by module, up to a size. libwsync
+decides which tensors form a chunk."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from ..lib import _dtypes
 from ..lib._library import Strings, check, ffi, lib
 from ._weights import ParamMeta, Weights
 
-_CAST = ("float16", "bfloat16", "float32", "float64")
+_CASTABLE = ("float16", "bfloat16", "float32", "float64")
 
 
-def _short(dtype: Any) -> str:
+def _dtype_name(dtype: Any) -> str:
     return str(dtype).rpartition(".")[2]
 
 
 @dataclass
 class WeightChunk:
-    """skyrl.backends.skyrl_train.weight_sync.WeightChunk: lists of one length; ValueError where they are not."""
+    """As skyrl.backends.skyrl_train.weight_sync.WeightChunk: lists of equal length (else ValueError)."""
 
     names: list[str]
     dtypes: list[str]
@@ -37,12 +37,12 @@ class WeightChunk:
 
     @cached_property
     def total_numel(self) -> int:
-        """Elements of all tensors."""
+        """Number of elements of all tensors."""
         return sum(_numel(shape) for shape in self.shapes)
 
     @cached_property
     def total_size_bytes(self) -> int:
-        """Bytes of all tensors."""
+        """Number of bytes of all tensors."""
         return sum(_numel(t.shape) * t.dtype.itemsize for t in self.tensors)
 
 
@@ -54,11 +54,11 @@ def _numel(shape: Any) -> int:
 
 
 class WeightExtractor:
-    """SkyRL 0.3's WeightExtractor over ``wsync.open``: what a rank would have gathered, read from a version instead.
+    """SkyRL 0.3's WeightExtractor over ``wsync.open``: it reads from a version what SkyRL would gather from the ranks.
 
-    Without group_by_module each tensor is a chunk. With it the tensors of a module (their names without the last two parts) are
-    together, and modules follow each other in a chunk while it stays within batch_size_threshold_gb * 2^30 bytes; 0: one module
-    a chunk; one module may be larger. Tensors are views, but for those that are cast; only one chunk is held at a time."""
+    Without group_by_module each tensor is a chunk. With it, tensors of one module (names equal without the last two parts) stay
+    together, and a chunk takes further modules while it stays within batch_size_threshold_gb * 2^30 bytes (0: one module per
+    chunk); a single module may be larger. Tensors are views, except those that are cast; one chunk is held at a time."""
 
     def __init__(self, weights: Weights, group_by_module: bool = False, batch_size_threshold_gb: float = 0.0):
         self.weights = weights
@@ -69,10 +69,10 @@ class WeightExtractor:
         """{"names", "dtype_names" ("bfloat16"), "shapes"}, in the order of extract_weights."""
         dtype = self._dtype(dtype)
         metas = [self._cast(m, dtype) for modules in self._batches(dtype) for m in modules]
-        return {"names": [m.name for m in metas], "dtype_names": [_short(m.dtype) for m in metas], "shapes": [list(m.shape) for m in metas]}
+        return {"names": [m.name for m in metas], "dtype_names": [_dtype_name(m.dtype) for m in metas], "shapes": [list(m.shape) for m in metas]}
 
     def extract_weights(self, dtype: Any = None) -> Iterator[WeightChunk]:
-        """The chunks. dtype, the framework's: 16-bit and wider floats are cast to it (a copy), everything else stays as it is."""
+        """Yields the chunks. dtype (the framework's): floats of 16 bits and more are cast to it, in a copy; others are unchanged."""
         dtype = self._dtype(dtype)
         for batch in self._batches(dtype):
             metas = [self._cast(m, dtype) for m in batch]
@@ -88,7 +88,7 @@ class WeightExtractor:
 
     @staticmethod
     def _cast(meta: ParamMeta, dtype: Any) -> ParamMeta:
-        return meta if dtype is None or _short(meta.dtype) not in _CAST else meta._replace(dtype=dtype)
+        return meta if dtype is None or _dtype_name(meta.dtype) not in _CASTABLE else meta._replace(dtype=dtype)
 
     def _tensor(self, meta: ParamMeta) -> Any:
         tensor = self.weights[meta.name]

@@ -1,4 +1,4 @@
-"""A version in GPU memory: what a trainer shares there (``map_gpu``), and files loaded there (``load_gpu``)."""
+"""Versions in GPU memory: shared there by a trainer (``map_gpu``), or loaded from files (``load_gpu``)."""
 from __future__ import annotations
 
 import errno
@@ -17,11 +17,11 @@ from ._weights import ParamMeta, Weights, open as open_weights
 
 SHARED = os.path.join(".wsync", "cuda_ipc.json")
 MAX_SHARED_BYTES = 256 << 20
-_INTEGERS = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}  # __cuda_array_interface__ knows no bfloat16: integers, viewed as what they are
+_INTEGERS = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}  # __cuda_array_interface__ has no bfloat16: integers, then view(dtype)
 
 
 class _Map:
-    """libwsync's, released when the last view of it has gone and the GPUs have done what was asked of it."""
+    """libwsync's map of a shared version. It is released when its last view is deleted and queued GPU work has finished."""
 
     def __init__(self, agent: Optional[str], model: str, version: int):
         keep, out = Strings(), ffi.new("wsync_gpu_map **")
@@ -29,7 +29,7 @@ class _Map:
         check(lib.wsync_map_gpu(keep(agent), keep(model), version, out))
         self._c = out[0]
         self._lock = threading.Lock()
-        self.viewed: set = set()  # torch's devices that may read it still
+        self.devices: set = set()  # torch devices whose queued work may still read it
 
     def version(self) -> int:
         return lib.wsync_gpu_map_version(self._c)
@@ -48,15 +48,15 @@ class _Map:
             check(lib.wsync_gpu_map_copy(self._c, index, ffi.cast("void *", address), n_bytes))
 
     def __del__(self) -> None:
-        if self._c == ffi.NULL or sys.is_finalizing():  # a process that ends gives its leases up
+        if self._c == ffi.NULL or sys.is_finalizing():  # the agent releases the leases of an ended process
             return
-        for device in self.viewed:
+        for device in self.devices:
             sys.modules["torch"].cuda.synchronize(device)
         lib.wsync_unmap_gpu(self._c)
 
 
 class _Piece(NamedTuple):
-    """One rank's part of a tensor; where: slices of the tensor, or (start, count) of the flattened one."""
+    """One rank's part of a tensor. where: slices of the tensor; None: a range of the flattened tensor from start on."""
 
     index: int
     where: Optional[tuple[slice, ...]]
@@ -65,7 +65,7 @@ class _Piece(NamedTuple):
     strides: tuple[int, ...]  # elements
     address: int
     device: int
-    plain: bool  # its elements are the file's, and whole bytes
+    same_elements: bool  # same dtype as in the file, and of whole bytes
 
     @property
     def count(self) -> int:
@@ -83,7 +83,7 @@ def _dense(size: tuple[int, ...]) -> tuple[int, ...]:
 def _piece(index: int, t: Any) -> _Piece:
     n, p = t.n_dims, t.piece
     shape = tuple(t.shape[0:n])
-    plain = (not t.converts or t.data_dtype == t.dtype) and _dtypes.BITS[_dtypes.NAMES[t.dtype]] >= 8
+    same_elements = (not t.converts or t.data_dtype == t.dtype) and _dtypes.BITS[_dtypes.NAMES[t.dtype]] >= 8
     if p.kind == lib.WSYNC_RANGE:
         where, start, size = None, p.start, (p.count,)
         strides = (1,)
@@ -93,11 +93,11 @@ def _piece(index: int, t: Any) -> _Piece:
         where, start = tuple(slice(a, a + b) for a, b in zip(offset, size)), 0
         given = tuple(p.strides[0:n])
         strides = given if p.strided or any(given) else _dense(size)
-    return _Piece(index, where, start, size, strides, int(ffi.cast("uintptr_t", t.data)), t.device, plain)
+    return _Piece(index, where, start, size, strides, int(ffi.cast("uintptr_t", t.data)), t.device, same_elements)
 
 
 class _Memory:
-    """A piece as __cuda_array_interface__ has it; torch keeps it, and it keeps the mapping."""
+    """A piece with __cuda_array_interface__. The torch tensor keeps this object alive, and this object the map."""
 
     def __init__(self, of: _Map, piece: _Piece, item: int):
         self._map = of
@@ -105,8 +105,8 @@ class _Memory:
                                          "strides": tuple(s * item for s in piece.strides)}
 
 
-class _Torch:
-    """Where tensors are assembled: as torch's, on one device."""
+class _TorchArrays:
+    """Creates the result tensors as torch tensors on one device."""
 
     def __init__(self, device: Any):
         import torch
@@ -126,18 +126,18 @@ class _Torch:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         made = self._torch.empty(shape, dtype=dtype, device=self.device)
         if self.device.type == "cuda":
-            _cuda.settle(self.device)
+            _cuda.synchronize(self.device)
         return made
 
     def view(self, of: _Map, piece: _Piece, dtype: Any) -> Optional[Any]:
-        """The piece where it is, without a copy; None: torch has no such tensor."""
-        if self.device.type != "cuda" or not piece.plain or min(piece.strides, default=0) < 0:
+        """A view of the piece, without a copy; None if torch cannot represent it."""
+        if self.device.type != "cuda" or not piece.same_elements or min(piece.strides, default=0) < 0:
             return None
         device = self._torch.device("cuda", piece.device)
-        of.viewed |= {device, self.device}
+        of.devices |= {device, self.device}
         return self._torch.as_tensor(_Memory(of, piece, dtype.itemsize), device=device).view(dtype)
 
-    def is_here(self, piece: _Piece) -> bool:
+    def is_on_device(self, piece: _Piece) -> bool:
         return self.device.index == piece.device
 
     @staticmethod
@@ -145,12 +145,12 @@ class _Torch:
         return tensor.is_contiguous()
 
     @staticmethod
-    def place(tensor: Any) -> tuple[int, int]:
+    def address_and_size(tensor: Any) -> tuple[int, int]:
         return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
-class _Numpy:
-    """The same as NumPy's arrays, in host memory."""
+class _NumpyArrays:
+    """Creates the result tensors as NumPy arrays in host memory."""
 
     device = "cpu"
 
@@ -170,7 +170,7 @@ class _Numpy:
     def view(self, _of: _Map, _piece: _Piece, _dtype: Any) -> None:
         return None
 
-    def is_here(self, _piece: _Piece) -> bool:
+    def is_on_device(self, _piece: _Piece) -> bool:
         return False
 
     @staticmethod
@@ -178,21 +178,21 @@ class _Numpy:
         return array.flags.c_contiguous
 
     @staticmethod
-    def place(array: Any) -> tuple[int, int]:
+    def address_and_size(array: Any) -> tuple[int, int]:
         return array.ctypes.data, array.nbytes
 
 
 class GpuWeights(Mapping[str, Any]):
-    """What ``wsync.map_gpu`` returns: a read-only mapping of tensor names to tensors.
+    """The result of ``wsync.map_gpu``: a read-only mapping of tensor names to tensors.
 
-    On a GPU a tensor that one rank has whole on the wanted device is a view of the trainer's memory: do not write to it. All others
-    are put together from the ranks' pieces when they are asked for, and not kept, so that ``for name, tensor in weights.items()``
-    has one at a time. The trainer waits in ``unshare`` until this is closed and the last view has gone."""
+    A tensor that one rank holds completely on the requested GPU is a view of the trainer's memory: do not write to it. Every other
+    tensor is assembled from the ranks' pieces at each access and not cached, so ``for name, tensor in weights.items()`` needs
+    memory for one at a time. The trainer's ``unshare`` waits until this is closed and the last view is deleted."""
 
     def __init__(self, of: _Map, path: str, model: str, framework: Optional[str], device: Any):
         self.framework = _dtypes.framework_of(framework)
-        self._on = _Torch(device) if self.framework == "torch" else _Numpy(device)
-        self.device = self._on.device
+        self._arrays = _TorchArrays(device) if self.framework == "torch" else _NumpyArrays(device)
+        self.device = self._arrays.device
         self.path, self.model = path, model
         self.version, self.run = of.version(), of.run()
         self._map: Optional[_Map] = of
@@ -216,30 +216,30 @@ class GpuWeights(Mapping[str, Any]):
         """The whole tensor, in the file's dtype and shape."""
         pieces, of = self._pieces[name], self._mapped()
         file_dtype, _ = self._entries[name]
-        _, dtype, shape = self._on.meta(name, *self._entries[name])
-        if len(pieces) == 1 and pieces[0].count and pieces[0].where is not None and self._on.is_here(pieces[0]):
-            found = self._on.view(of, pieces[0], dtype)
+        _, dtype, shape = self._arrays.meta(name, *self._entries[name])
+        if len(pieces) == 1 and pieces[0].count and pieces[0].where is not None and self._arrays.is_on_device(pieces[0]):
+            found = self._arrays.view(of, pieces[0], dtype)
             if found is not None:
                 return found
         if _dtypes.BITS[file_dtype] < 8 and len(pieces) > 1:
             raise TypeError(f"{name} is in {len(pieces)} pieces and its {file_dtype} elements are no whole bytes: take it from the version's files")
-        out = self._on.empty(shape, dtype)
+        out = self._arrays.empty(shape, dtype)
         for piece in pieces:
             if piece.count:
-                self._put(of, piece, out, dtype)
+                self._copy_piece(of, piece, out, dtype)
         return out
 
-    def _put(self, of: _Map, piece: _Piece, out: Any, dtype: Any) -> None:
-        """The piece to where it belongs in the tensor."""
+    def _copy_piece(self, of: _Map, piece: _Piece, out: Any, dtype: Any) -> None:
+        """Copies the piece to its place in the tensor."""
         to = out.reshape(-1)[piece.start : piece.start + piece.count] if piece.where is None else out[(*piece.where, ...)]
-        found = self._on.view(of, piece, dtype)
+        found = self._arrays.view(of, piece, dtype)
         if found is not None:
             to[...] = found
-        elif self._on.is_dense(to):
-            of.copy(piece.index, *self._on.place(to))
+        elif self._arrays.is_dense(to):
+            of.copy(piece.index, *self._arrays.address_and_size(to))
         else:
-            part = self._on.empty(piece.size, dtype)
-            of.copy(piece.index, *self._on.place(part))
+            part = self._arrays.empty(piece.size, dtype)
+            of.copy(piece.index, *self._arrays.address_and_size(part))
             to[...] = part
 
     def __iter__(self) -> Iterator[str]:
@@ -263,16 +263,16 @@ class GpuWeights(Mapping[str, Any]):
 
     def metadata(self) -> list[ParamMeta]:
         """Name, dtype and shape of every tensor, in the mapping's order, which is that of names."""
-        return [self._on.meta(name, *entry) for name, entry in self._entries.items()]
+        return [self._arrays.meta(name, *entry) for name, entry in self._entries.items()]
 
     def source(self) -> Any:
-        """The same as vLLM and SkyRL want a WeightSource."""
+        """These weights as a ``wsync.WeightSource``, the interface of vLLM's and SkyRL's senders."""
         from ._weight_source import WeightSource
 
         return WeightSource(self)
 
     def close(self) -> None:
-        """No tensor can be asked for any more; the trainer is told once the last view has gone. May be called twice."""
+        """Ends access to tensors; the lease is released once the last view is deleted. May be called twice."""
         self._map = None
 
     def __enter__(self) -> "GpuWeights":
@@ -282,8 +282,8 @@ class GpuWeights(Mapping[str, Any]):
         self.close()
 
 
-def shared_of(path: str) -> dict[str, Any]:
-    """What .wsync/cuda_ipc.json of a mounted version says. Error ENOENT: it is not shared."""
+def read_share(path: str) -> dict[str, Any]:
+    """Reads .wsync/cuda_ipc.json of a mounted version. Error ENOENT: the version is not shared."""
     place = os.path.join(path, SHARED)
     try:
         with open(place, "rb") as f:
@@ -292,23 +292,23 @@ def shared_of(path: str) -> dict[str, Any]:
         raise Error(errno.ENOENT, f"{path} is not shared on a GPU (it has no {SHARED}): the publisher wants share=, and a mount of its own host "
                     "by unix:PATH") from None
     try:
-        told = json.loads(said)
-        if not (isinstance(told["model"], str) and isinstance(told["run"], str) and type(told["version"]) is int and isinstance(told["agent"], str)):
+        share = json.loads(said)
+        if not (isinstance(share["model"], str) and isinstance(share["run"], str) and type(share["version"]) is int and isinstance(share["agent"], str)):
             raise TypeError("its model, run, version and agent are no texts and a number")
     except (KeyError, TypeError, ValueError, RecursionError) as e:
         raise FormatError(f"{place} says nothing of a share: {type(e).__name__}: {e}") from None
-    return told
+    return share
 
 
 def map_gpu(model_or_path: Union[str, "os.PathLike[str]"], version: Optional[int] = None, agent: Optional[str] = None, *,
             device: Any = None, framework: Optional[str] = None) -> GpuWeights:
-    """Opens what a trainer on this host shares on its GPUs (``Publisher(share=...)``), from device to device.
+    """Opens a version that a trainer on this host shares on its GPUs (``Publisher(share=...)``).
 
-    model_or_path: a mounted version's folder ("/wsync/actor/42", ".../current"), whose .wsync/cuda_ipc.json says where; or a
-    model's name, with version (None: the newest that is shared) and agent ("unix:PATH", default as in Publisher).
-    device: where torch's tensors are wanted: "cuda:0", or "cpu", which copies; default: the current GPU where torch has one. framework:
-    as in ``wsync.open``; NumPy's arrays are on the CPU. Error: ENOENT it is not shared; ESTALE another lineage's; ENODEV its
-    device is not visible here; EXDEV not reachable from here; ENOTSUP no driver. FormatError: cuda_ipc.json is damaged."""
+    model_or_path: a mounted version's folder ("/wsync/actor/42", ".../current"), whose .wsync/cuda_ipc.json names the agent; or a
+    model's name, with version (None: the newest shared one) and agent ("unix:PATH", default as in Publisher).
+    device: of the torch tensors: "cuda:0", or "cpu", which copies; default: the current GPU if torch has one. framework: as in
+    ``wsync.open``; NumPy arrays are in host memory. Error: ENOENT not shared; ESTALE of another lineage; ENODEV the device is not
+    visible to this process; EXDEV not reachable from it; ENOTSUP no driver. FormatError: cuda_ipc.json is damaged."""
     given = os.fspath(model_or_path)
     if os.sep not in given:
         of = _Map(agent, given, version or 0)
@@ -316,11 +316,11 @@ def map_gpu(model_or_path: Union[str, "os.PathLike[str]"], version: Optional[int
     if version is not None:
         raise ValueError(f"{given} is a version's folder already: version={version!r} goes with a model's name")
     path = os.path.realpath(given)
-    told = shared_of(path)
-    of = _Map(agent or _address(told["agent"]), told["model"], told["version"])
-    if of.run() != told["run"]:
-        raise Error(errno.ESTALE, f"{path} is of the lineage {told['run']}, and the agent shares version {told['version']} of {of.run()}")
-    return GpuWeights(of, path, told["model"], framework, device)
+    share = read_share(path)
+    of = _Map(agent or _address(share["agent"]), share["model"], share["version"])
+    if of.run() != share["run"]:
+        raise Error(errno.ESTALE, f"{path} is of the lineage {share['run']}, and the agent shares version {share['version']} of {of.run()}")
+    return GpuWeights(of, path, share["model"], framework, device)
 
 
 def _address(agent: str) -> str:
@@ -335,11 +335,11 @@ def to_gpu(weights: Weights, device: Any = "cuda") -> dict[str, Any]:
     if device.type != "cuda":
         raise ValueError(f"device={str(device)!r} is no CUDA device: on the host, take the tensors themselves")
     found: dict[str, Any] = {}
-    for file in dict.fromkeys(weights._places.values()):
+    for file in dict.fromkeys(weights._file_names.values()):
         entries = weights._file(file).entries
         begin = min((e.begin for e in entries.values()), default=0)
         memory = torch.empty(max((e.end for e in entries.values()), default=0) - begin, dtype=torch.uint8, device=device)
-        _cuda.settle(memory.device)
+        _cuda.synchronize(memory.device)
         fd = weights._folder.open(file)
         try:
             check(lib.wsync_file_to_gpu(fd, begin, memory.numel(), ffi.cast("void *", memory.data_ptr())))
@@ -348,13 +348,13 @@ def to_gpu(weights: Weights, device: Any = "cuda") -> dict[str, Any]:
         for name, e in entries.items():
             dtype, part = _dtypes.torch_dtype(e.dtype), memory[e.begin - begin : e.end - begin]
             if (e.begin - begin) % dtype.itemsize:
-                part = part.clone()  # as torch's views must lie
+                part = part.clone()  # a view must be aligned to its dtype
             found[name] = part.view(dtype).reshape(_dtypes.torch_shape(e.dtype, e.shape))
-    return {name: found[name] for name in weights._places}
+    return {name: found[name] for name in weights._file_names}
 
 
 def load_gpu(path: Union[str, "os.PathLike[str]"], device: Any = "cuda") -> dict[str, Any]:
-    """All tensors of a mounted version, a checkpoint folder or a file, in a GPU's memory: read by several threads through pinned
-    buffers, as fast as the link where the file is in memory. Tensors are views of one buffer a file."""
+    """Loads all tensors of a mounted version, a checkpoint folder or a file into GPU memory: several threads read through pinned
+    buffers, at the speed of the link if the file is in memory. Tensors are views of one buffer per file."""
     with open_weights(path, "torch") as weights:
         return to_gpu(weights, device)

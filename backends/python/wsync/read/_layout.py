@@ -1,5 +1,5 @@
-"""Names, dtypes and shapes of a version's tensors: what may take the place of what, by libwsync's comparison. For loaders that live
-in an engine's own process, and senders."""
+"""Layouts (names, dtypes and shapes of a version's tensors) and their comparison by libwsync. For loaders in an engine's process, and
+for senders."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from ..lib._library import Strings, check, ffi, lib, text
 
 #: name: (safetensors dtype, shape)
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
-MOST_NAMED = 20
+MAX_NAMED = 20
 
 
 def _tensors(layout: Layout, keep: Strings) -> Any:
@@ -23,7 +23,7 @@ def _tensors(layout: Layout, keep: Strings) -> Any:
 
 @dataclass(frozen=True)
 class Difference:
-    """How one layout differs from another: names, sorted; ``differing`` with what they are and were."""
+    """The difference between two layouts: sorted names; ``differing``: name to its dtype and shape now and before."""
 
     missing: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Difference:
 
     @classmethod
     def between(cls, have: Layout, want: Layout) -> "Difference":
-        """have: what is to be loaded; want: what is served."""
+        """have: the layout to be loaded; want: the layout that is served."""
         keep, out, found = Strings(), ffi.new("wsync_differences **"), cls()
         check(lib.wsync_layout_compare(_tensors(have, keep), len(have), _tensors(want, keep), len(want), out))
         differences, i = ffi.gc(out[0], lib.wsync_differences_free), 0
@@ -47,23 +47,23 @@ class Difference:
         return bool(self.missing or self.extra or self.differing)
 
     def __str__(self) -> str:
-        """"missing NAME; extra NAME; differs NAME: F32 [2,3], was BF16 [2,3]", and how many more."""
+        """"missing NAME; extra NAME; differs NAME: F32 [2,3], was BF16 [2,3]; and N more"."""
         lines = [f"missing {n}" for n in self.missing] + [f"extra {n}" for n in self.extra]
         lines += [f"differs {n}: {how}" for n, how in self.differing.items()]
-        return named(lines)
+        return summary(lines)
 
     def as_json(self) -> dict[str, Any]:
         return {"missing": list(self.missing), "extra": list(self.extra), "differing": dict(self.differing)}
 
 
-def named(lines: list[str]) -> str:
-    """The first of them, and how many more there are."""
-    more = len(lines) - MOST_NAMED
-    return "; ".join(line[:400] for line in lines[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+def summary(lines: list[str]) -> str:
+    """The first MAX_NAMED lines, joined, and the number of the rest."""
+    more = len(lines) - MAX_NAMED
+    return "; ".join(line[:400] for line in lines[:MAX_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 class LayoutError(ValueError):
-    """A version that cannot take the place of the one that is served; ``difference`` is the whole list."""
+    """A version's layout differs from the served one's; ``difference`` is the complete list."""
 
     def __init__(self, path: str, served: str, difference: Difference):
         self.difference = difference

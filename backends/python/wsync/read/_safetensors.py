@@ -1,7 +1,7 @@
-"""One safetensors file: its header, checked, and its data as one mapping of memory.
+"""One safetensors file: its validated header, and its data as one memory mapping.
 
-The safetensors package maps files for PyTorch, but copies for NumPy. libwsync reads the header, and refuses what is not sound: an
-offset from here needs no checks."""
+The safetensors package maps files for PyTorch, but copies for NumPy. libwsync reads and validates the header, so offsets need no
+further checks here."""
 from __future__ import annotations
 
 import errno
@@ -14,11 +14,11 @@ from ..lib import _dtypes
 from ..lib._library import Error, Strings, check, ffi, lib, text
 
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-_OF_CONTENTS = (errno.EBADMSG, errno.E2BIG, errno.EINVAL, errno.ENOENT)
+_CONTENT_ERRORS = (errno.EBADMSG, errno.E2BIG, errno.EINVAL, errno.ENOENT)
 
 
 class FormatError(ValueError):
-    """A file or an index that is not what it should be; the message names it and says what is wrong."""
+    """A malformed file or index; the message names it and says what is wrong."""
 
 
 class Entry(NamedTuple):
@@ -31,17 +31,17 @@ class Entry(NamedTuple):
 
 
 def checked(path: str, rc: int) -> None:
-    """libwsync's return of a look at the file or folder at path; what it says of its contents is a FormatError."""
+    """``check`` for calls that read the file or folder at path; errors about its contents become FormatError."""
     try:
         check(rc)
     except Error as e:
-        if e.errno in _OF_CONTENTS:
+        if e.errno in _CONTENT_ERRORS:
             raise FormatError(f"{path}: {e.strerror}") from None
         raise Error(e.errno, f"{path}: {e.strerror}") from None
 
 
 def _header(path: str, fd: int, index: Any) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The tensors, in the order of their data, and __metadata__. index: NULL, or what has to name the same tensors."""
+    """The tensors, in the order of their data, and __metadata__. index: NULL, or libwsync's index, which must name the same tensors."""
     out = ffi.new("wsync_safetensors **")
     checked(path, lib.wsync_safetensors_open(fd, out))
     header, entries = ffi.gc(out[0], lib.wsync_safetensors_close), {}
@@ -53,17 +53,16 @@ def _header(path: str, fd: int, index: Any) -> tuple[dict[str, Entry], dict[str,
 
 
 class File:
-    """A mapped safetensors file. fd: open for reading, closed here; path: what errors call it; index: libwsync's, of the folder,
-    which the file must agree with. ``entries``: its tensors in the
-    order of their data; ``metadata``: its __metadata__. Immutable, for any thread. The memory is mapped privately, so that what
-    is written to a tensor stays in this process, and is unmapped when this object and every array over it are gone: never
-    before, also when the file or its mount is."""
+    """A mapped safetensors file. fd: open for reading, closed here; path: for messages; index: libwsync's index of the folder, which
+    the file must match. ``entries``: its tensors in the order of their data; ``metadata``: its __metadata__. Immutable and thread
+    safe. The mapping is private, so writes to a tensor stay in this process. It is unmapped when this object and all arrays over it
+    are deleted, and stays valid until then even if the file or its mount is removed."""
 
     def __init__(self, path: str, fd: int, index: Any = ffi.NULL):
         self.path = path
         try:
             self.entries, self.metadata = _header(path, fd, index)
-            # Never closed by hand: torch.frombuffer keeps the object alive, but not its buffer locked.
+            # Never closed explicitly: torch.frombuffer keeps the object alive, but does not lock its buffer.
             self._map = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             os.close(fd)
@@ -84,7 +83,7 @@ class File:
         return array
 
     def torch(self, name: str) -> Any:
-        """A tensor over the mapping; a copy where the file has it at an address that its dtype cannot have, or it is empty."""
+        """A tensor over the mapping; a copy if the data is not aligned to the dtype; a new tensor if it is empty."""
         import torch
 
         e = self.entries[name]

@@ -1,4 +1,4 @@
-"""How an engine's process gets a version: "cuda_ipc,disk" is a list to be tried in turn. For loaders inside engines."""
+"""Strategies by which a loader in an engine's process opens a version: "cuda_ipc,disk" is tried in that order."""
 from __future__ import annotations
 
 import logging
@@ -16,7 +16,7 @@ CUDA_IPC, DISK = text(lib.wsync_strategy_at(lib.WSYNC_CUDA_IPC).name), "disk"
 
 
 def parse(strategy: Optional[str]) -> list[str]:
-    """The strategies in turn; "auto" is both, the files where a version is not shared. ValueError."""
+    """The list of strategies; "auto" is cuda_ipc, then disk. ValueError."""
     if strategy is None or strategy == AUTO:
         return [CUDA_IPC, DISK]
     wanted = [word.strip() for word in strategy.split(",")] if isinstance(strategy, str) else []
@@ -26,33 +26,33 @@ def parse(strategy: Optional[str]) -> list[str]:
 
 
 class Opened:
-    """A version that can be loaded: weights, by which strategy, and why not by one before it (None: there was no reason to try)."""
+    """An opened version: weights; the strategy that was used; fallback: why an earlier strategy failed (None: none was tried)."""
 
     def __init__(self, weights: Any, strategy: str, fallback: Optional[str]):
         self.weights, self.strategy, self.fallback = weights, strategy, fallback
 
 
 def open_version(path: str, strategy: Optional[str], device: Any, wanted: Optional[Collection[str]], log: logging.Logger) -> Opened:
-    """The version at path. wanted: names of the tensors that are served, all of which a share must have; None: not known. What cannot be had
-    by a share is taken from the files where the strategy allows it. OSError, ValueError."""
-    given, in_turn = strategy, parse(strategy)
+    """Opens the version at path. wanted: names of the served tensors, all of which must be shared on the GPUs; None: unknown. If sharing
+    fails, the files are used where the strategy allows it. OSError, ValueError."""
+    requested, strategies = strategy, parse(strategy)
     why = None
-    for i, one in enumerate(in_turn):
+    for i, one in enumerate(strategies):
         if one == DISK:
             return Opened(open_weights(path, "torch"), DISK, why)
-        if given in (None, AUTO) and not os.path.exists(os.path.join(path, SHARED)):
+        if requested in (None, AUTO) and not os.path.exists(os.path.join(path, SHARED)):
             continue
         try:
-            return Opened(_shared(path, device, wanted), CUDA_IPC, why)
+            return Opened(_open_shared(path, device, wanted), CUDA_IPC, why)
         except (OSError, ValueError, NotImplementedError, TypeError) as e:
-            if i + 1 == len(in_turn):
+            if i + 1 == len(strategies):
                 raise
             why = f"not by {CUDA_IPC}: {type(e).__name__}: {e}"
             log.warning("%s is loaded from its files, %s", path, why)
     raise ValueError(f"{path}: no strategy is left")
 
 
-def _shared(path: str, device: Any, wanted: Optional[Collection[str]]) -> GpuWeights:
+def _open_shared(path: str, device: Any, wanted: Optional[Collection[str]]) -> GpuWeights:
     weights = map_gpu(path, device=device, framework="torch")
     try:
         if weights.partial:

@@ -1,4 +1,4 @@
-"""A mapping of weights in the shape of vLLM's and SkyRL's WeightSource, so that their senders can push from it."""
+"""Weights with the interface of vLLM's and SkyRL's WeightSource, so that their senders can send them."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
@@ -10,20 +10,20 @@ from ._weights import ParamMeta, Weights
 class WeightSource:
     """vllm.distributed.weight_transfer.WeightSource (vLLM 0.30, SkyRL 0.4) over ``wsync.open(path, "torch")``.
 
-    It cannot be the mapping itself: a mapping's iterator yields names, a source's pairs. Tensors are views on the host, and a
-    source may be iterated any number of times, by one thread each. Where vLLM is there, isinstance(source, its
-    WeightSource) holds."""
+    It is not the mapping itself, because a mapping iterates over names and a source over pairs. Tensors are views in host memory. A
+    source may be iterated any number of times, each time by one thread. If vLLM is imported, isinstance(source, vLLM's
+    WeightSource) is true."""
 
     def __init__(self, weights: Weights):
         self.weights = weights
         _register()
 
     def metadata(self) -> list[ParamMeta]:
-        """Name, dtype and full shape of all that iteration yields, in its order; reads headers only."""
+        """Name, dtype and full shape of each tensor, in the order of iteration; reads headers only."""
         return self.weights.metadata()
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """A fresh pass over (name, full tensor)."""
+        """Yields (name, full tensor)."""
         for name in self.weights:
             yield name, self.weights[name]
 
@@ -31,23 +31,23 @@ class WeightSource:
         return len(self.weights)
 
     def held_names(self) -> Optional[Collection[str]]:
-        """None: every name is held here."""
+        """None: this process holds every tensor."""
         return None
 
     def groups(self) -> list[list[str]]:
-        """vLLM's own partition of the names by layer; ImportError without vLLM, which alone asks for it."""
+        """vLLM's partition of the names by layer. Only vLLM calls it; ImportError without vLLM."""
         from vllm.distributed.weight_transfer.base import layerwise_groups
 
         return layerwise_groups(list(self.weights))
 
     def iter_groups(self) -> Iterator[tuple[list[str], list[Any]]]:
-        """(names, tensors) of each group; needs no order of the names in the file, since any tensor can be had at any time."""
+        """Yields (names, tensors) of each group, whatever the order in the files."""
         for names in self.groups():
             yield names, [self.weights[name] for name in names]
 
 
 def _register() -> None:
-    """Where vLLM has been imported its isinstance says yes; it is never imported for that."""
+    """Registers the class with vLLM's WeightSource if vLLM has been imported; does not import it."""
     import sys
 
     base = sys.modules.get("vllm.distributed.weight_transfer.base")

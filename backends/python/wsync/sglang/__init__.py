@@ -1,14 +1,14 @@
-"""SGLang's side: where the trainer shares a version on this host's GPUs, SGLang's own loader takes its tensors from there instead of
-from the files.
+"""The SGLang plug-in: if the trainer shares a version on this host's GPUs, SGLang's own loader reads the tensors from there instead
+of from the files.
 
-By SGLang's plug-in hooks (entry point ``sglang.srt.plugins``), so nothing of it is changed: installing the package is enough. Its
-requests stay what they are: POST /update_weights_from_disk, and with it a mount's switch, and a start on a shared version. (A
---custom-weight-loader would be told of failures by nobody: what it raises ends the server.) WSYNC_STRATEGY in the server's
-environment: "auto" (the GPUs where the version is shared, else the files), "disk", "cuda_ipc" (the files never).
+It uses SGLang's plug-in hooks (entry point ``sglang.srt.plugins``): installing the package is enough, and SGLang is not patched.
+SGLang's requests stay the same: POST /update_weights_from_disk, which a mount's switch also uses, and a start on a shared version. (A
+--custom-weight-loader is not used, because an exception in it ends the server.) WSYNC_STRATEGY in the server's environment: "auto"
+(the GPUs if the version is shared, else the files), "disk", "cuda_ipc" (never the files).
 
-And a flush of its caches, or a load, also empties the one of image embeddings, which SGLang itself leaves as the old weights made it:
-images that it has seen would keep the old tower's embeddings. /server_info says that this is so: internal_states[].wsync.
-Importing this imports no SGLang."""
+The plug-in also clears SGLang's cache of image embeddings at a flush and after a load. SGLang itself does not, so that images it has
+seen would keep the embeddings of the old weights. /server_info reports this: internal_states[].wsync.
+Importing this module does not import SGLang."""
 from __future__ import annotations
 
 import logging
@@ -24,52 +24,52 @@ log = logging.getLogger("sglang.wsync")
 TARGET = "sglang.srt.model_loader.loader.DefaultModelLoader._get_weights_iterator"
 FLUSH = "sglang.srt.managers.scheduler.Scheduler.flush_cache"
 STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
-EMBEDDINGS = ("sglang.srt.managers.mm_schedule", "sglang.srt.managers.mm_utils")  # where releases have their `embedding_cache`
-# By the model's configuration, of which a draft model has its own, and by prefix: the names that were loaded last, which a share has to have.
-_complete: "WeakKeyDictionary[Any, dict[str, frozenset[str]]]" = WeakKeyDictionary()
+EMBEDDINGS = ("sglang.srt.managers.mm_schedule", "sglang.srt.managers.mm_utils")  # `embedding_cache` is in one of them, depending on the release
+# The names that were loaded last, by model configuration (a draft model has its own) and prefix. A shared version must have all of them.
+_loaded_names: "WeakKeyDictionary[Any, dict[str, frozenset[str]]]" = WeakKeyDictionary()
 
 
 def register() -> None:
-    """Tells SGLang of the hooks; SGLang calls it in each of its processes."""
+    """Registers the hooks. SGLang calls it in each of its processes."""
     try:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     except ImportError as e:
         log.info("this SGLang has no plug-ins, so versions are loaded from their files: %s", e)
         return
     HookRegistry.register(TARGET, weights_iterator, HookType.AROUND)
-    HookRegistry.register(FLUSH, flushed, HookType.AFTER)
-    HookRegistry.register(STATE, stated, HookType.AFTER)
+    HookRegistry.register(FLUSH, after_flush, HookType.AFTER)
+    HookRegistry.register(STATE, add_internal_state, HookType.AFTER)
 
 
-def flushed(done: Any, *_: Any, **__: Any) -> None:
-    """After SGLang's flush: one that was refused, since requests run, leaves all as it is."""
+def after_flush(done: Any, *_: Any, **__: Any) -> None:
+    """Hook after SGLang's flush_cache. done is false if SGLang refused the flush because requests are running."""
     if done:
-        forget_embeddings()
+        clear_embeddings()
 
 
-def forget_embeddings() -> None:
-    """In the scheduler's own thread, between two of its steps."""
+def clear_embeddings() -> None:
+    """Runs in the scheduler's thread, between two steps."""
     for module in EMBEDDINGS:
         cache = getattr(sys.modules.get(module), "embedding_cache", None)
         if cache is not None:
             cache.clear()
 
 
-def stated(said: Any, *_: Any, **__: Any) -> None:
-    """After SGLang's look at its own state, which /server_info shows."""
+def add_internal_state(said: Any, *_: Any, **__: Any) -> None:
+    """Hook after SGLang's get_internal_state, which /server_info shows."""
     state = getattr(said, "internal_state", None)
     if isinstance(state, dict):
         state["wsync"] = {"forgets_embeddings": True}
 
 
 def weights_iterator(original: Callable[..., Iterator[tuple[str, Any]]], loader: Any, source: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-    """Around SGLang's: (name, tensor) of a source, from the GPUs where that can be."""
-    weights = _shared(source)
-    return _noted(source, original(loader, source, *args, **kwargs) if weights is None else _pairs(source.prefix, weights))
+    """Hook around SGLang's iterator: yields (name, tensor) of a source, from the GPUs if possible."""
+    weights = _open_shared(source)
+    return _record_names(source, original(loader, source, *args, **kwargs) if weights is None else _pairs(source.prefix, weights))
 
 
-def _shared(source: Any) -> Optional[Any]:
-    """The version on the GPUs; None: it is loaded from its files, and why is logged. What it raises SGLang answers."""
+def _open_shared(source: Any) -> Optional[Any]:
+    """The version shared on the GPUs; None: SGLang loads the files, and the reason is logged. SGLang answers with what this raises."""
     from ..read._gpu import SHARED
     from ..read._strategy import AUTO, CUDA_IPC, DISK, open_version, parse
 
@@ -78,7 +78,7 @@ def _shared(source: Any) -> Optional[Any]:
         return None
     if strategy == AUTO and not os.path.exists(os.path.join(path, SHARED)):
         return None
-    opened = open_version(path, strategy, None, _wanted(source), log)
+    opened = open_version(path, strategy, None, _required_names(source), log)
     if opened.strategy == DISK:
         opened.weights.close()
         return None
@@ -86,18 +86,18 @@ def _shared(source: Any) -> Optional[Any]:
     return opened.weights
 
 
-def _loaded(source: Any) -> dict[str, frozenset[str]]:
-    """By prefix, what its model has loaded; of a source that names no model nothing is known, nor kept."""
+def _names_by_prefix(source: Any) -> dict[str, frozenset[str]]:
+    """The loaded names of the source's model, by prefix; an unconnected {} if the source has no usable model configuration."""
     config = getattr(source, "model_config", None)
     try:
-        return {} if config is None else _complete.setdefault(config, {})
-    except TypeError:  # a configuration that can be no key
+        return {} if config is None else _loaded_names.setdefault(config, {})
+    except TypeError:  # a configuration that is not hashable
         return {}
 
 
-def _wanted(source: Any) -> frozenset[str]:
-    """The names that a version has to have: those of the one before, else those of its own files."""
-    found = _loaded(source).get(source.prefix)
+def _required_names(source: Any) -> frozenset[str]:
+    """The names that a shared version must have: those of the previous load, else those of its own files."""
+    found = _names_by_prefix(source).get(source.prefix)
     if found is None:
         from ..read._weights import open as open_weights
 
@@ -112,10 +112,10 @@ def _pairs(prefix: str, weights: Any) -> Iterator[tuple[str, Any]]:
             yield prefix + name, weights[name]
 
 
-def _noted(source: Any, pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _record_names(source: Any, pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     names = set()
     for name, tensor in pairs:
         names.add(name[len(source.prefix) :])
         yield name, tensor
-    _loaded(source)[source.prefix] = frozenset(names)
-    forget_embeddings()
+    _names_by_prefix(source)[source.prefix] = frozenset(names)
+    clear_embeddings()

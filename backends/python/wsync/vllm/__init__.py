@@ -1,10 +1,10 @@
-"""vLLM's side: a weight-transfer back end named ``wsync`` and a worker extension, both of which load a mount's path and check
-what vLLM does not: that a version is complete.
+"""The vLLM plug-in: a weight-transfer back end named ``wsync`` and a worker extension. Both load a version from a mount's path and
+check that it is complete, which vLLM does not.
 
     vllm serve /wsync/actor/1 --weight-transfer-config '{"backend": "wsync"}'
     vllm serve /wsync/actor/1 --worker-extension-cls wsync.vllm.Extension
 
-Installing the package is enough: vLLM finds ``register`` by its plug-in entry point. Importing this imports no vLLM."""
+Installing the package is enough: vLLM finds ``register`` by its plug-in entry point. Importing this module does not import vLLM."""
 from __future__ import annotations
 
 import logging
@@ -17,7 +17,7 @@ BACKEND = "wsync"
 
 
 def register() -> None:
-    """Tells vLLM of the back end. vLLM calls it in each of its processes, maybe twice, and would not start if it raised."""
+    """Registers the back end. vLLM calls it in each of its processes, maybe twice; it must not raise, or vLLM would not start."""
     log = logging.getLogger("vllm.wsync")
     try:
         from vllm.distributed.weight_transfer import WeightTransferEngineFactory

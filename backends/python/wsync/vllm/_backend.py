@@ -1,4 +1,4 @@
-"""The weight-transfer back end: vLLM's start_weight_update, update_weights and finish_weight_update, with a path, or with tensors
+"""The weight-transfer back end: vLLM's start_weight_update, update_weights and finish_weight_update, for a path or for tensors sent
 over a process group."""
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 
 from ..engines._torch_group import Group
 from ..read._strategy import parse
-from ._broadcast import Received, join
-from ._loader import Refused, loader_of
+from ._broadcast import ReceivedVersion, join
+from ._loader import Refused, get_loader
 from ._path import version_path
 
 BROADCAST = "broadcast"
@@ -20,9 +20,9 @@ BROADCAST = "broadcast"
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """root: the model's folder on the mount ("/wsync/actor"), where target_version is looked for. With master_addr (or
-    master_address) the workers join the process group of a wsync.BroadcastSender, as rank_offset and the ranks after it of world_size;
-    without, they leave it. buckets: nothing; a sender asks by it whether this back end takes them."""
+    """root: the model's folder on the mount ("/wsync/actor"), in which target_version is a folder. With master_addr (or
+    master_address) the workers join the process group of a wsync.BroadcastSender, as ranks from rank_offset on, of world_size;
+    without it they leave the group. buckets: ignored; a sender passes it to find out whether this back end supports buckets."""
 
     root: Optional[str] = None
     master_addr: Optional[str] = None
@@ -39,10 +39,10 @@ class InitInfo(WeightTransferInitInfo):
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
     """path: of a version, absolute, as the workers see it; or target_version: 42, "42@RUN", "current", below root.
-    force_layout: it may have other names, shapes and dtypes than what is served. weights_path: path, by the name that
-    vLLM's reload_weights has for it. strategy: "auto", "cuda_ipc", "disk", "cuda_ipc,disk", as wsync_load has it; "broadcast": names,
-    dtype_names and shapes come over the group, in this order, in buckets of several where that is given
-    (see Received), and path, if given, is where its files are; version: what it is."""
+    force_layout: allows names, shapes and dtypes that differ from what is served. weights_path: the same as path, the name that
+    vLLM's reload_weights uses. strategy: "auto", "cuda_ipc", "disk", "cuda_ipc,disk", as for wsync_load; or "broadcast": the tensors
+    described by names, dtype_names and shapes are received over the group in this order, in buckets if that is given (see
+    ReceivedVersion); path, if given, is where the version's files are, and version its name."""
 
     path: Optional[str] = None
     target_version: Union[int, str, None] = None
@@ -57,8 +57,8 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """A version is loaded whole by update_weights, between whose beginning and end no request runs; start and finish change
-    nothing, so that an update that is refused, or never finished, leaves a model that can serve."""
+    """update_weights loads the complete version, while no request runs. start and finish change nothing, so an update that is refused,
+    or never finished, leaves a model that can serve."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
@@ -68,10 +68,10 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
         super().__init__(config, vllm_config, device, model)
         self._root: Optional[str] = None
         self._group: Optional[Group] = None
-        self._loader = loader_of(model, vllm_config)
+        self._loader = get_loader(model, vllm_config)
 
     def parse_init_info(self, init_dict: dict[str, Any]) -> Any:
-        """Unparsed: what is wrong with it may be raised by one rank only."""
+        """Does not parse: only one rank may raise, see Ranks."""
         return init_dict
 
     def init_transfer_engine(self, init_info: Any) -> None:
@@ -85,14 +85,14 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
             info.master_addr = info.master_addr or info.master_address
             if info.master_addr is not None:
                 self._group = join(info, self._loader.parallel_config)
-        except (ValueError, RuntimeError, TypeError) as e:  # RuntimeError: torch's, of a group
+        except (ValueError, RuntimeError, TypeError) as e:  # RuntimeError: from torch, about the group
             error = str(e)
         error = self._loader.ranks.agree(error)
         if error is None:
             self._root = root
         else:
             self.shutdown()
-            if self._loader.ranks.speaks:
+            if self._loader.ranks.may_raise:
                 raise ValueError(error)
 
     def start_weight_update(self) -> None:
@@ -105,7 +105,7 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
         try:
             self._update(update_info)
         except Refused:
-            if self._loader.ranks.speaks:
+            if self._loader.ranks.may_raise:
                 raise
             _end_session(self)
 
@@ -118,10 +118,10 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _receive(self, i: UpdateInfo) -> None:
         try:
-            self._loader.receive(lambda device: Received(self._group, i.names, i.dtype_names, i.shapes, i.path, i.version, device, i.buckets),
+            self._loader.receive(lambda device: ReceivedVersion(self._group, i.names, i.dtype_names, i.shapes, i.path, i.version, device, i.buckets),
                                  i.force_layout)
         except Refused:
-            self.shutdown()  # the sender waits in a broadcast
+            self.shutdown()  # ends the sender's wait in a broadcast
             raise
 
     def _update(self, update_info: dict[str, Any]) -> None:
@@ -130,7 +130,7 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
             if info.strategy != BROADCAST:
                 version_path(self._root, info.path or info.weights_path, info.target_version)
                 parse(info.strategy)
-        except ValueError as e:  # on all ranks alike
+        except ValueError as e:  # the same on all ranks
             raise Refused(str(e)) from None
         self.receive_weights(info)
 
@@ -142,8 +142,8 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 def _end_session(backend: Backend) -> None:
-    """A worker ends its session when its back end raises. One that must not (see Ranks) has its session ended here, or the next
-    start would be refused; the worker is the one that called us, and vLLM hands it to nobody."""
+    """Ends the worker's update session on a rank that must not raise (see Ranks); else the next start would be refused. vLLM ends it
+    only when the back end raises, and passes no worker to the back end: it is found among the callers' frames."""
     frame = sys._getframe(1)
     while frame is not None:
         worker = frame.f_locals.get("self")

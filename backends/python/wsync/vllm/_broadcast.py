@@ -1,5 +1,4 @@
-"""A version that comes over a process group, from wsync.BroadcastSender: one tensor after the other, or in buckets of several that lie
-back to back; none is kept."""
+"""A version received over a process group from wsync.BroadcastSender: tensor by tensor, or in buckets of tensors packed back to back."""
 from __future__ import annotations
 
 import itertools
@@ -11,15 +10,15 @@ from ..lib import _dtypes
 from ..read._layout import Layout
 
 
-class Received:
-    """As a loader sees a version; iterated once, in the order in which tensors are sent. path: where its files are, if anywhere;
-    buckets: how many of them come in one piece, each time; None: each by itself."""
+class ReceivedVersion:
+    """The interface that a loader needs of a version; iterated once, in the order of sending, and not cached. path: of its files, if
+    any; buckets: the number of tensors in each bucket; None: tensors are sent one by one."""
 
     model = digest = None
 
     def __init__(self, group: Optional[Group], names: list[str], dtype_names: list[str], shapes: list[list[int]], path: Optional[str],
                  version: Optional[str], device: Any, buckets: Optional[list[int]] = None):
-        """ValueError: what was told makes no version."""
+        """ValueError: the description is not a valid version."""
         if group is None:
             raise ValueError("there is no group: give init_weight_transfer_engine a master_addr first")
         for given in (names, dtype_names, shapes):
@@ -35,8 +34,8 @@ class Received:
         if buckets is not None and (not isinstance(buckets, list) or not all(type(n) is int and n > 0 for n in buckets) or sum(buckets) != len(names)):
             raise ValueError(f"buckets={str(buckets)[:100]} does not divide {len(names)} names")
         ends = list(itertools.accumulate(buckets or ()))
-        self._buckets = {names[end - n]: names[end - n : end] for n, end in zip(buckets or (), ends)}  # by the first name in it
-        self._here: dict[str, Any] = {}  # of the bucket that came last
+        self._buckets = {names[end - n]: names[end - n : end] for n, end in zip(buckets or (), ends)}  # by the first name in each
+        self._current_bucket: dict[str, Any] = {}  # tensors of the bucket received last
 
     def layout(self) -> Layout:
         return self._layout
@@ -45,11 +44,11 @@ class Received:
         return iter(self._names)
 
     def __getitem__(self, name: str) -> Any:
-        """The next tensor; Lost: the group has ended."""
+        """Receives the tensor. Raises Lost if the group has ended."""
         if name in self._buckets:
-            self._here = self._bucket(self._buckets[name])
+            self._current_bucket = self._bucket(self._buckets[name])
         if self._buckets:
-            return self._here.pop(name)
+            return self._current_bucket.pop(name)
         tensor = self._empty(name, self._device)
         self._group.broadcast(tensor)
         return tensor
@@ -61,20 +60,20 @@ class Received:
         return torch.empty(shape, dtype=_dtypes.torch_dtype(dtype), device=device)
 
     def _bucket(self, names: list[str]) -> dict[str, Any]:
-        """Views of a buffer that lives as long as one of them. Each lies at a multiple of its element's size: see _buckets."""
+        """Receives a bucket; returns views of its buffer. The sender sorts tensors so that each is aligned: see _buckets."""
         import torch
 
-        forms = [self._empty(name, "meta") for name in names]
-        sizes = [form.numel() * form.itemsize for form in forms]
+        metas = [self._empty(name, "meta") for name in names]
+        sizes = [meta.numel() * meta.itemsize for meta in metas]
         buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
         self._group.broadcast(buffer)
         parts = torch.split(buffer, sizes)
-        return {name: part.view(form.dtype).reshape(form.shape) for name, form, part in zip(names, forms, parts)}
+        return {name: part.view(meta.dtype).reshape(meta.shape) for name, meta, part in zip(names, metas, parts)}
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Nothing to release."""
 
-    def __enter__(self) -> "Received":
+    def __enter__(self) -> "ReceivedVersion":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,7 +87,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 
 def join(info: Any, parallel_config: Any) -> Group:
-    """The sender's group, as this worker's rank in it."""
+    """Joins the sender's group with this worker's rank."""
     rank = info.rank_offset + getattr(parallel_config, "data_parallel_index", 0) * parallel_config.world_size + parallel_config.rank
     store = connect(info.master_addr, info.master_port, info.world_size, info.timeout)
     return Group(store, rank, info.world_size, info.backend, info.group_name, info.timeout)

@@ -1,4 +1,4 @@
-"""Methods that /collective_rpc can call, by --worker-extension-cls wsync.vllm.Extension."""
+"""Worker methods for /collective_rpc, added by --worker-extension-cls wsync.vllm.Extension."""
 from __future__ import annotations
 
 from typing import Any
@@ -7,26 +7,26 @@ from ._path import version_path
 
 
 class Extension:
-    """vLLM mixes it into its worker's class. Each method is called on all workers and returns what JSON can hold; the server
+    """vLLM mixes it into its worker class. Each method is called on all workers and returns a JSON value; the server
     must be paused for wsync_load, as for vLLM's reload_weights.
 
         POST /collective_rpc {"method": "wsync_load", "kwargs": {"path": "/wsync/actor/42"}, "timeout": 300}
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A worker is given its configuration before it loads anything: what its path stands for is looked at then, since a link to a
-        version ("current") stands for another one later. (vLLM has no other hook for an extension, whose __init__ it does not call.)"""
+        """Inspects the model path when the worker gets its configuration, before it loads: a link such as "current" may point to another
+        version later. (vLLM has no other hook for an extension; it does not call __init__.)"""
         super().__setattr__(name, value)
         if name == "vllm_config":
-            from ._loader import look_at_start
+            from ._loader import inspect_start
 
-            super().__setattr__("wsync_start", look_at_start(value))
+            super().__setattr__("wsync_start", inspect_start(value))
 
     def wsync_load(self, path: str, force_layout: bool = False, strategy: str = "auto") -> Any:
-        """Loads the version at path and returns what wsync_serving does, and "strategy" and "fallback". One that is refused is an error
-        (500) that names what it lacks; the version before goes on. force_layout: its names, shapes and dtypes may differ from what
-        is served. strategy: "cuda_ipc" (the memory that the trainer shares on this host's GPUs), "disk" (the mapped files),
-        "cuda_ipc,disk" (fallback says why not the first), "auto" (the same, where the version is shared)."""
+        """Loads the version at path; returns what wsync_serving does, with "strategy" and "fallback". A refused version is an error (500)
+        that names what is missing; the previous version stays loaded. force_layout: allows names, shapes and dtypes that differ from
+        what is served. strategy: "cuda_ipc" (memory that the trainer shares on this host's GPUs), "disk" (the mapped files),
+        "cuda_ipc,disk" (fallback says why cuda_ipc failed), "auto" (the same if the version is shared, else disk)."""
         from vllm.config import set_current_vllm_config
 
         from ..read._strategy import parse
@@ -43,34 +43,33 @@ class Extension:
             with set_current_vllm_config(worker.vllm_config):
                 served = loader.load(path, force_layout, strategy)
         except Refused as e:
-            if loader.ranks.speaks:
+            if loader.ranks.may_raise:
                 raise
-            return {"error": str(e)}  # the last rank says it
-        for made_of_weights in ("reset_lora_state", "reset_encoder_cache", "reset_mm_cache"):
-            getattr(worker.model_runner, made_of_weights, lambda: None)()
+            return {"error": str(e)}  # the last rank raises it
+        for reset in ("reset_lora_state", "reset_encoder_cache", "reset_mm_cache"):
+            getattr(worker.model_runner, reset, lambda: None)()
         return {**served, **_draft(worker)}
 
     def wsync_check(self, path: str) -> dict[str, Any]:
-        """{"ok", "error", "missing", "extra", "differing"} of the version at path against the one that is served; nothing is
-        loaded."""
+        """Compares the version at path with the served one without loading it: {"ok", "error", "missing", "extra", "differing"}."""
         return _loader(self).check(path)
 
     def wsync_serving(self) -> dict[str, Any]:
-        """{"path", "model", "version", "run", "digest", "tensors", "rank", "broken"}, and where the engine drafts with a model
-        "draft": "unchanged", since that one stays as it was started, or "unknown"."""
+        """{"path", "model", "version", "run", "digest", "tensors", "rank", "broken"}. If the engine has a draft model also "draft":
+        "unchanged", since a load does not change the draft model, or "unknown"."""
         worker: Any = self
         return {**_loader(worker).serving(), **_draft(worker)}
 
 
 def _loader(worker: Any) -> Any:
-    from ._loader import loader_of
+    from ._loader import get_loader
 
-    return loader_of(worker.model_runner.get_model(), worker.vllm_config, getattr(worker, "wsync_start", None))
+    return get_loader(worker.model_runner.get_model(), worker.vllm_config, getattr(worker, "wsync_start", None))
 
 
 def _draft(worker: Any) -> dict[str, str]:
-    """A draft model has weights of its own, or takes some of the target's at the start; no load of the target changes those. {}: there
-    is none, as where n-grams are drafted with."""
+    """A draft model has its own weights, or copies of the target's from the start; loading the target does not change them. {}: there is
+    no draft model, for example with n-gram drafting."""
     runner = worker.model_runner
     if getattr(worker.vllm_config, "speculative_config", None) is None:
         return {}

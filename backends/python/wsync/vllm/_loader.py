@@ -1,12 +1,11 @@
-"""A worker's model, loaded from a path by vLLM's own loader, layer by layer, out of the mapped files or of the memory that the
-trainer shares on the GPUs.
+"""Loads a worker's model by vLLM's own layer-wise loader, from mapped files or from the memory that the trainer shares on the GPUs.
 
-vLLM takes a version that lacks a tensor and serves a mix of old and new weights; of one that it cannot take it keeps half, and
-no later load brings all of that back. So here
-- a version is compared with the one that is served before anything of it is loaded;
-- after the load every parameter must have come from it;
-- a load that failed is undone: what vLLM had begun is taken back, and the version before is loaded again;
-- all of it on all ranks of the engine, or on none."""
+vLLM accepts a version that lacks a tensor, and then serves a mix of old and new weights; a load that fails leaves half a version,
+which later loads do not fully repair. Therefore:
+- a version is compared with the served one before any of it is loaded;
+- after the load, every parameter must have been filled from it;
+- a failed load is undone: the layers that it had begun get their tensors back, and the previous version is loaded again;
+- all ranks of the engine load the version, or none does."""
 from __future__ import annotations
 
 import logging
@@ -17,56 +16,56 @@ from typing import Any, Callable, Optional, Union
 from weakref import WeakKeyDictionary
 
 from ..read._gpu import GpuWeights
-from ..read._layout import Difference, Layout, LayoutError, named
+from ..read._layout import Difference, Layout, LayoutError, summary
 from ..read._strategy import Opened, open_version
 from ..read._weights import Weights, open
-from ._broadcast import Received
+from ._broadcast import ReceivedVersion
 from ._ranks import Ranks
 
 log = logging.getLogger("vllm.wsync")
-#: parameters that vLLM makes of its configuration: no checkpoint has them
-_NOT_OF_CHECKPOINTS = ("input_scale_ub",)
+#: parameters that vLLM derives from its configuration; checkpoints do not contain them
+_NOT_IN_CHECKPOINTS = ("input_scale_ub",)
 
 
 class Refused(RuntimeError):
-    """A version that was not loaded, why, and what is served instead."""
+    """A version was not loaded; the message says why, and what is served instead."""
 
 
-_OF_MOUNT = ("model", "version", "run", "digest")
-Source = Union[Weights, GpuWeights, Received]
+_MANIFEST_KEYS = ("model", "version", "run", "digest")
+Source = Union[Weights, GpuWeights, ReceivedVersion]
 
 
-def called(weights: Source) -> str:
-    """What a person calls it. vLLM's answers have no paths, so a mounted version's number is needed too."""
-    if isinstance(weights, Received):
+def display_name(weights: Source) -> str:
+    """The version's name in messages: its path, and the number of a mounted version."""
+    if isinstance(weights, ReceivedVersion):
         return weights.name
     return weights.path if weights.version is None else f"version {weights.version}@{weights.run} ({weights.path})"
 
 
 class Served:
-    """The version that a model has: headers and names, no memory of it."""
+    """Describes a loaded version: path, name, layout; it holds no tensors."""
 
     def __init__(self, weights: Source):
-        self.path, self.name = weights.path, called(weights)
+        self.path, self.name = weights.path, display_name(weights)
         self.layout: Layout = weights.layout()
-        if not isinstance(weights, Weights):  # its files may not be made yet, and a look at their manifest would make them
-            self.of_mount = {"model": weights.model, "version": weights.version, "run": weights.run, "digest": None}
+        if not isinstance(weights, Weights):  # reading the manifest would make the agent create files that it has not created yet
+            self.manifest_keys = {"model": weights.model, "version": weights.version, "run": weights.run, "digest": None}
         else:
             manifest = weights._manifest()
-            self.of_mount = {key: manifest.get(key) for key in _OF_MOUNT}
+            self.manifest_keys = {key: manifest.get(key) for key in _MANIFEST_KEYS}
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker was started with: vLLM's word for it, and what that stood for."""
+    """The version that a worker was started with: vLLM's path for it, and what was found there."""
 
     path: str
     served: Served
 
 
-def look_at_start(vllm_config: Any) -> Optional[Start]:
-    """None: it is no folder (a hub's files may not be here yet), or cannot be read; then it is looked at with the first call. Must not
-    raise: the worker would not start."""
+def inspect_start(vllm_config: Any) -> Optional[Start]:
+    """Describes the version at the model path; None if that is not a folder (a hub model may not be downloaded yet) or unreadable. Then
+    the first call inspects it. Must not raise, or the worker would not start."""
     try:
         path = vllm_config.model_config.model
         if not os.path.isdir(path):
@@ -74,53 +73,53 @@ def look_at_start(vllm_config: Any) -> Optional[Start]:
         with open(path, "torch") as weights:
             return Start(path, Served(weights))
     except Exception as e:
-        log.warning("what this worker starts with cannot be looked at now: %s", _sentence(e))
+        log.warning("the version that this worker starts with cannot be inspected now: %s", _message(e))
         return None
 
 
 class Loader:
-    """Of one model in one worker. Used by the worker's own thread."""
+    """The loader of one model in one worker. Used by the worker's thread only."""
 
     def __init__(self, model: Any, vllm_config: Any, start: Optional[Start] = None):
         self._model, self._config = model, vllm_config
         self.parallel_config = vllm_config.parallel_config
         self.ranks = Ranks(vllm_config.parallel_config)
-        self._filled: Optional[set[str]] = None  # parameters that the first load filled
+        self._filled_parameters: Optional[set[str]] = None  # parameters that the first load filled
         self._broken: Optional[str] = None
-        self._path: Optional[str] = None  # vLLM's own word for what it loaded last
+        self._path: Optional[str] = None  # vLLM's model path when _served was determined
         self._served: Optional[Served] = None
-        self._at = ""  # the tensor that a load is at
-        self._in_doubt = False  # the names of the version that is loaded are not known to be all
+        self._current_tensor = ""  # name of the tensor being loaded
+        self._check_partial = False  # the version may lack tensors: look for partly filled layers after the load
         if start is not None and start.path == vllm_config.model_config.model:
             self._path, self._served = start.path, start.served
-        self._look()
+        self._served_version()
 
     # --- what is served ---
-    def _look(self) -> Optional[Served]:
-        """What a version is compared with: what was loaded here, or vLLM was started with, or reloaded by itself. None: no such
-        files here, as when it was started with weights that it made up."""
+    def _served_version(self) -> Optional[Served]:
+        """The served version: loaded here, at vLLM's start, or by vLLM's own reload. None if its files are unknown, for example after a
+        start with dummy weights."""
         path = self._config.model_config.model
-        if path != self._path and not (self._path and _begun(self._model)):  # vLLM names a reload's path also when it failed
+        if path != self._path and not (self._path and _load_in_progress(self._model)):  # vLLM sets the path even if its reload fails
             self._path, self._served = path, None
             try:
                 with open(_folder(path, self._config), "torch") as weights:
                     self._served = Served(weights)
             except (OSError, ValueError, ImportError) as e:
-                log.warning("what is served cannot be compared with: %s; the next version is checked after it was loaded only", e)
+                log.warning("the layout that is served cannot be read: %s; the next version is checked only after it was loaded", e)
         return self._served
 
     def serving(self) -> dict[str, Any]:
-        """Path, and of a mounted version model, version, run and digest; None where it is not known. broken: why what is in
-        memory is no version."""
-        served = self._look()
-        of_mount = served.of_mount if served else dict.fromkeys(_OF_MOUNT)
-        return {"path": served.path if served else self._path, **of_mount, "tensors": len(served.layout) if served else None,
+        """Path, and for a mounted version model, version, run and digest; None if unknown. broken: why the weights in memory are not a
+        complete version."""
+        served = self._served_version()
+        manifest_keys = served.manifest_keys if served else dict.fromkeys(_MANIFEST_KEYS)
+        return {"path": served.path if served else self._path, **manifest_keys, "tensors": len(served.layout) if served else None,
                 "rank": self.ranks.rank, "broken": self._broken}
 
     # --- before a load ---
     def check(self, path: str) -> dict[str, Any]:
-        """Would it be loaded? Touches nothing."""
-        served = self._look()
+        """Whether the version at path could be loaded; changes nothing."""
+        served = self._served_version()
         try:
             with open(path, "torch") as weights:
                 difference = Difference.between(weights.layout(), served.layout) if served else Difference()
@@ -129,27 +128,27 @@ class Loader:
         return {"ok": not difference, "error": None, **difference.as_json()}
 
     def _open(self, opening: Callable[[], Opened], force_layout: bool) -> Opened:
-        """Opens and compares. LayoutError, OSError, ValueError."""
-        served = self._look()
+        """Opens the version and compares its layout with the served one. LayoutError, OSError, ValueError."""
+        served = self._served_version()
         opened = opening()
         weights = opened.weights
         difference = Difference.between(weights.layout(), served.layout) if served else Difference()
         if served and difference and not force_layout:
-            name = called(weights)
+            name = display_name(weights)
             weights.close()
             raise LayoutError(name, served.name, difference)
-        self._in_doubt = bool(difference.missing) if served else not force_layout
+        self._check_partial = bool(difference.missing) if served else not force_layout
         return opened
 
     def _device(self) -> Any:
-        """Where the model is."""
+        """The model's device."""
         return next((p.device for p in self._model.parameters()), None)
 
     # --- the load ---
     def load(self, path: str, force_layout: bool = False, strategy: Optional[str] = None) -> dict[str, Any]:
-        """Loads the version at path, on all ranks or on none; force_layout: it may have other names, shapes and dtypes than the
-        one that is served, but must still fill every parameter. strategy: see open_version. Returns what serving does, with the
-        strategy that was taken, and why none before it. Refused: on all ranks alike."""
+        """Loads the version at path, on all ranks or on none. force_layout: its names, shapes and dtypes may differ from the served
+        one's, but it must still fill every parameter. strategy: see open_version. Returns what serving() does, with "strategy" (used) and
+        "fallback" (why an earlier strategy failed). Raises Refused, the same on all ranks."""
 
         def opening() -> Opened:
             served = self._served
@@ -157,113 +156,113 @@ class Loader:
 
         return self._load(path, opening, force_layout)
 
-    def receive(self, make: Callable[[Any], Received], force_layout: bool = False) -> dict[str, Any]:
-        """The same of a version that is sent; make: of the device."""
+    def receive(self, make: Callable[[Any], ReceivedVersion], force_layout: bool = False) -> dict[str, Any]:
+        """The same for a version received over a group; make(device) creates it."""
         return self._load("what was to be received", lambda: Opened(make(self._device()), "broadcast", None), force_layout)
 
     def _load(self, name: str, opening: Callable[[], Opened], force_layout: bool) -> dict[str, Any]:
-        opened, fresh, error = None, None, None
+        opened, new, error = None, None, None
         try:
             opened = self._open(opening, force_layout)
-            fresh = Served(opened.weights)  # all that is said of it later: its mount may die in the middle of the load
-        except Exception as e:  # whatever it is, the other ranks must hear of it
-            error = _sentence(e)
+            new = Served(opened.weights)  # read now: the mount may fail during the load
+        except Exception as e:  # of any kind: the other ranks must learn of it
+            error = _message(e)
         error = self.ranks.agree(error)
         if error:
             if opened is not None:
                 opened.weights.close()
             raise Refused(f"{name} was not loaded and nothing has changed: {error}")
-        assert opened is not None and fresh is not None
+        assert opened is not None and new is not None
         with opened.weights as weights:
-            error = self.ranks.agree(self._try(weights, fresh.name))
+            error = self.ranks.agree(self._try_fill(weights, new.name))
             if error:
-                raise Refused(f"{fresh.name} was not loaded: {error}. {self._back()}")
-            self._took(fresh)
+                raise Refused(f"{new.name} was not loaded: {error}. {self._restore()}")
+            self._record_served(new)
         return {**self.serving(), "strategy": opened.strategy, "fallback": opened.fallback}
 
-    def _try(self, weights: Source, name: str) -> Optional[str]:
-        """What went wrong. Not the exception: it would keep the tensors of the load, and with them the version's memory."""
-        self._at = ""
+    def _try_fill(self, weights: Source, name: str) -> Optional[str]:
+        """Fills the model; returns the error text or None. It does not return the exception, which would keep the load's tensors alive."""
+        self._current_tensor = ""
         try:
             self._fill(weights)
         except Exception as e:
             log.exception("%s could not be loaded", name)
-            return _sentence(e) + (f" (at tensor {self._at})" if self._at else "")
+            return _message(e) + (f" (at tensor {self._current_tensor})" if self._current_tensor else "")
         return None
 
     def _fill(self, weights: Source) -> None:
         import torch
         from vllm.model_executor.model_loader.reload import layerwise
 
-        _undo(self._model)  # a reload of vLLM's own that failed
+        _restore_kernel_tensors(self._model)  # after a failed reload by vLLM itself
         layerwise.initialize_layerwise_reload(self._model)
         needed = self._needed()
         loaded = self._model.load_weights(self._pairs(weights))
         if loaded is None:
             log.info("this model does not say which parameters it loaded: only the version's names were checked")
         elif lacking := sorted(needed - loaded):
-            raise ValueError(f"it has nothing for {len(lacking)} of the model's parameters: {named(lacking)}")
-        if self._in_doubt and (partial := _partial(self._model)):
-            raise ValueError(f"it has only a part of {len(partial)} of the model's layers: {named(partial)}")
+            raise ValueError(f"it has nothing for {len(lacking)} of the model's parameters: {summary(lacking)}")
+        if self._check_partial and (partial := _partly_filled_layers(self._model)):
+            raise ValueError(f"it has only a part of {len(partial)} of the model's layers: {summary(partial)}")
         layerwise.finalize_layerwise_reload(self._model, self._config.model_config)
         if torch.accelerator.is_available():
-            torch.accelerator.synchronize()  # before the files may go
-        if self._filled is None and loaded is not None:
-            self._filled = set(loaded)
+            torch.accelerator.synchronize()  # before the files are closed
+        if self._filled_parameters is None and loaded is not None:
+            self._filled_parameters = set(loaded)
 
     def _pairs(self, weights: Source) -> Iterator[tuple[str, Any]]:
-        """Views of the mapped files, of which a rank touches what its part of the model is copied from, and nothing else; or of the
-        GPUs' memory."""
+        """Yields (name, tensor): views of mapped files, of which a rank reads only the bytes that its part of the model needs, or of GPU
+        memory."""
         for name in weights:
-            self._at = name
+            self._current_tensor = name
             yield name, weights[name]
-        self._at = ""
+        self._current_tensor = ""
 
     def _needed(self) -> set[str]:
-        """Parameters that a version has to fill, of a model in the form in which it is loaded."""
+        """The parameters that a version must fill."""
         if self._config.model_config.quantization is None or not self._served:
             return needed_parameters(self._model, bool(self._config.lora_config))
-        return self._filled or set()  # which ones a quantization makes itself, only its loader knows
+        return self._filled_parameters or set()  # only the loader knows which parameters a quantization derives itself
 
-    def _took(self, fresh: Served) -> None:
+    def _record_served(self, new: Served) -> None:
         model_config = self._config.model_config
-        self._served, self._broken = fresh, None
-        if fresh.path is None:  # it was sent, and is nowhere else
+        self._served, self._broken = new, None
+        if new.path is None:  # received over a group; there are no files
             self._path = model_config.model
             return
-        # As vLLM's reload_weights has it: a reload without a path is one of this version.
-        self._path = model_config.model = fresh.path
+        # As in vLLM's reload_weights: a later reload without a path reloads this version.
+        self._path = model_config.model = new.path
         model_config.model_weights, model_config.revision = "", None
 
-    def _back(self) -> str:
-        """After a load that failed on some rank. What is served now, in words."""
-        error = self.ranks.agree(self._try_back())
+    def _restore(self) -> str:
+        """Reloads the previous version after a load that failed on some rank. Returns a sentence on what is served now."""
+        error = self.ranks.agree(self._try_restore())
         if error is None:
             assert self._served is not None
             return f"{self._served.name} was loaded again and is served"
         self._broken = f"{error}: load a complete version, or restart, before it is resumed"
         return f"What is in memory now is no version: {self._broken}"
 
-    def _try_back(self) -> Optional[str]:
+    def _try_restore(self) -> Optional[str]:
         served = self._served
         try:
-            _undo(self._model)  # whatever follows: a request that finds half a layer kills vLLM
+            _restore_kernel_tensors(self._model)  # in any case: a request that meets a half-loaded layer kills vLLM
             if served is None or served.path is None:
                 return "it is not known where the version before is" if served else "it is not known which version that was before"
             with open(served.path, "torch") as weights:
                 difference = Difference.between(weights.layout(), served.layout)
-                self._in_doubt = False
-                return f"{served.name} is another one now: {difference}" if difference else self._try(weights, served.name)
+                self._check_partial = False
+                return f"{served.name} is another one now: {difference}" if difference else self._try_fill(weights, served.name)
         except Exception as e:
-            return f"{served.name if served else 'the model'} cannot be loaded again: {_sentence(e)}"
+            return f"{served.name if served else 'the model'} cannot be loaded again: {_message(e)}"
 
 
-def _sentence(e: Exception) -> str:
+def _message(e: Exception) -> str:
     return f"{type(e).__name__}: {e}" if str(e) else type(e).__name__
 
 
 def _folder(model: str, config: Any) -> str:
-    """Where the files of a model are: of a folder itself, or in the cache of a hub's."""
+    """The folder of a model's files: the model itself if it is a folder, else in the hub's cache."""
     if os.path.isdir(model):
         return model
     from huggingface_hub import snapshot_download
@@ -272,9 +271,9 @@ def _folder(model: str, config: Any) -> str:
 
 
 def needed_parameters(model: Any, has_lora: bool = False) -> set[str]:
-    """All but those that vLLM's own check (of quantized models) lets a checkpoint do without: empty ones, those of layers that
-    quantize by themselves, scales of the cache."""
-    needed = {name for name, p in model.named_parameters() if p.numel() and name.rpartition(".")[2] not in _NOT_OF_CHECKPOINTS}
+    """All parameters except those that vLLM's own check (for quantized models) allows a checkpoint to lack: empty ones, those of layers
+    that quantize on the fly, and KV-cache scales."""
+    needed = {name for name, p in model.named_parameters() if p.numel() and name.rpartition(".")[2] not in _NOT_IN_CHECKPOINTS}
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
         if getattr(method, "uses_meta_device", False) or any(c.__name__ == "BaseKVCacheMethod" for c in type(method).__mro__):
@@ -282,8 +281,8 @@ def needed_parameters(model: Any, has_lora: bool = False) -> set[str]:
     return {name.replace(".base_layer.", ".") for name in needed} if has_lora else needed
 
 
-def _undo(model: Any) -> None:
-    """Gives every layer that a load has begun and not ended its tensors back; they may be those of either version."""
+def _restore_kernel_tensors(model: Any) -> None:
+    """Gives its tensors back to every layer whose load was begun and not finished; their values may be of either version."""
     from vllm.model_executor.model_loader.reload import layerwise
 
     for layer in model.modules():
@@ -293,9 +292,9 @@ def _undo(model: Any) -> None:
             info.reset()
 
 
-def _partial(model: Any) -> list[str]:
-    """Layers that a load has filled in part, such as fused ones of which a third is missing. Layers with padding look the same:
-    of those only the vocabulary's, which has it in every model, is known here."""
+def _partly_filled_layers(model: Any) -> list[str]:
+    """Layers that a load has filled only in part, for example fused layers of which one source tensor is missing. Padded layers look the
+    same; of those, vocabulary embeddings are recognized and skipped."""
     from vllm.model_executor.model_loader.reload import layerwise
 
     found = []
@@ -306,8 +305,8 @@ def _partial(model: Any) -> list[str]:
     return found
 
 
-def _begun(model: Any) -> bool:
-    """Has a load begun that has not ended?"""
+def _load_in_progress(model: Any) -> bool:
+    """Whether a load was begun and not finished."""
     from vllm.model_executor.model_loader.reload import layerwise
 
     return any(layerwise.get_layerwise_info(layer).can_load() for layer in model.modules())
@@ -316,8 +315,8 @@ def _begun(model: Any) -> bool:
 _loaders: "WeakKeyDictionary[Any, Loader]" = WeakKeyDictionary()
 
 
-def loader_of(model: Any, vllm_config: Any, start: Optional[Start] = None) -> Loader:
-    """The back end's and the extension's are the same. start: what the worker was started with, where that was looked at."""
+def get_loader(model: Any, vllm_config: Any, start: Optional[Start] = None) -> Loader:
+    """The model's loader, shared by the back end and the extension. start: the result of inspect_start, if it was called."""
     found = _loaders.get(model)
     if found is None:
         found = _loaders[model] = Loader(model, vllm_config, start)

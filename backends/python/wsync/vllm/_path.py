@@ -1,4 +1,4 @@
-"""Which folder an update means."""
+"""The folder that an update request names."""
 from __future__ import annotations
 
 import os
@@ -6,7 +6,7 @@ from typing import Optional, Union
 
 
 def version_path(root: Optional[str], path: Optional[str], version: Union[int, str, None]) -> str:
-    """An absolute path. Exactly one of path and version is given; root is where a version is. ValueError."""
+    """The absolute path of the version. Exactly one of path and version is given; version is a folder in root. ValueError."""
     if (path is None) == (version is None):
         raise ValueError("an update has either a path (\"/wsync/actor/42\") or a target_version (42)")
     if path is not None:
