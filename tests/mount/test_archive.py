@@ -1,8 +1,8 @@
 # beside others
 # timeout: 310, takes: 45
 # sanitizers: address
-"""Versions as plain files: written by an agent and by `wsync save`, read by dir: and through a web server, also
-when the disk is full, damaged or was left in the middle."""
+"""Versions as plain files: written by an agent and by `wsync save`, read by dir: and through a web server, also when the disk is full or
+damaged, or a write was interrupted."""
 import errno
 import glob
 import os
@@ -73,7 +73,7 @@ def anchors(archive):
 
 
 def refused(mount, version, name="model.safetensors"):
-    """The errno's name with which a version cannot be read, and the sentence about it."""
+    """The errno's name and the error text with which a read of the version fails."""
     try:
         mount.read("actor", version, name)
     except OSError as e:
@@ -116,7 +116,7 @@ def test_agent():
 
 
 def test_long_chain():
-    "a chain that is longer than a replay takes comes in several, through versions in between"
+    "a chain longer than one replay allows is replayed in several steps, through versions in between"
     run = Archived("--archive-every", "64")
     run.steps(22)
     assert anchors(run.archive) == [1]
@@ -140,30 +140,30 @@ def test_small_cache():
 
 
 def test_restart():
-    "an agent that is started anew goes on with the archive; a new lineage begins whole and takes the numbers that it uses"
+    "a restarted agent continues the archive; a new lineage begins with a whole version and may reuse numbers"
     run = Archived("--archive-every", "8")
     run.steps(3)
     run_id = listing(run.archive)[3]["run"]
     run.agent.kill()
     os.makedirs(run.archive + "/v1/actor/.new-4/files")  # a crash in the middle of writing
-    os.makedirs(run.archive + "/v1/actor/9")  # and before listing
+    os.makedirs(run.archive + "/v1/actor/9")  # a crash before the version was listed
     run.start()
     assert sorted(os.listdir(run.archive + "/v1/actor")) == ["1", "2", "3", "events"]
-    run.publish(3, run.folders[3], "--run", run_id)  # the same once more: nothing is written
+    run.publish(3, run.folders[3], "--run", run_id)  # published again: nothing is written
     run.publish(4)
     assert anchors(run.archive) == [1] and listing(run.archive)[4]["base"] == 3
     run.agent.kill()
     run.start()
     run.publish(5, None, "--run", run_id)
-    assert anchors(run.archive) == [1, 5]  # nothing here to make a delta from
-    run.agent.publish("actor", 3, run.folders[2], "--new-run")  # resumed: 4 hangs on the abandoned 3
+    assert anchors(run.archive) == [1, 5]  # there was no base for a delta
+    run.agent.publish("actor", 3, run.folders[2], "--new-run")  # the resumed lineage's 4 is based on the abandoned 3
     wait_for(lambda: sorted(listing(run.archive)) == [1, 2, 3, 5] and listing(run.archive)[3]["anchor"], "the new lineage")
     assert listing(run.archive)[3]["run"] != run_id
     mount = Mount(f"dir:{run.archive}")
     mount.wait_version("actor", 3)
     same(mount, 3, run.folders[2])
     assert sorted(os.listdir(mount.file("actor")))[:4] == [f"1@{run_id}", f"2@{run_id}", "3", f"5@{run_id}"]
-    for version in (2, 5):  # what was abandoned stays readable
+    for version in (2, 5):  # abandoned versions stay readable
         name = f"{version}@{run_id}"
         mount.write(f"pull {name}", "actor/ctl")
         same(mount, name, run.folders[version])
@@ -181,7 +181,7 @@ http {
 
 
 def web_server(root):
-    """nginx that serves a folder and knows nothing of wsync; its address and its access log."""
+    """An nginx that serves a folder, without knowledge of wsync; its address and its access log."""
     if not shutil.which("nginx"):
         pytest.skip("nginx is not installed")
     place, port = unique("nginx"), free_port()
@@ -210,7 +210,7 @@ def web_server(root):
 
 
 def test_web_server():
-    "the same through a web server, by the ordinary http: client; what is new is seen, and polls are seldom"
+    "the same through a web server with the ordinary http: client: new versions are seen, and polls are rare"
     run = Archived("--archive-every", "3")
     run.steps(5)
     url, log = web_server(run.archive)
@@ -251,7 +251,7 @@ def damage(path, at=0.5):
 
 
 def test_damage():
-    "what a disk damaged or lost is refused and named; what does not hang on it is read"
+    "damaged or lost files are refused and named; versions that do not depend on them can be read"
     run = Archived("--archive-every", "3")
     run.steps(6)
     run.agent.kill()
@@ -271,7 +271,7 @@ def test_damage():
             for other in readable:
                 same(mount, other, run.folders[other])
             shutil.rmtree(run.archive)
-            shutil.copytree(kept, run.archive)  # a person repairs it
+            shutil.copytree(kept, run.archive)  # an operator repairs it
             wait_for(lambda: readable_again(mount, version), "the repaired version")
             same(mount, version, run.folders[version])
 
@@ -289,7 +289,7 @@ def test_damage():
 
 
 def test_full_disk():
-    "a full disk: the agent says so, counts it, serves on, and goes on once there is room"
+    "on a full disk the agent reports and counts it, goes on serving, and archives again once there is room"
     if os.geteuid() != 0:
         pytest.skip("needs root to mount a tmpfs")
     disk = unique("disk")
@@ -325,8 +325,8 @@ def test_full_disk():
     same(old, 7, run.folders[7])
 
 
-def test_hurry():
-    "a trainer never waits for the archive's disk: what is revoked is given up and leaves nothing"
+def test_trainer_does_not_wait():
+    "a trainer never waits for the archive's disk: a revoked version is abandoned there and leaves no files"
     run = Archived("--archive-every", "4", "--slots", "2", "--delta-cache", "0")
     folders = [checkpoint(TENSORS, seed=s) for s in range(3)]
     for version in range(1, 13):
@@ -339,13 +339,13 @@ def test_hurry():
         try:
             mount.wait_version("actor", version)
             same(mount, version, folders[version % 3])
-        except OSError as e:  # of older ones three are kept, and the archive goes on meanwhile
+        except OSError as e:  # three older versions are kept while the archive continues
             assert e.errno == errno.ESTALE, e
             wait_for(lambda: version not in listing(run.archive), f"version {version} to be given up")
 
 
 def test_stuck_disk():
-    "a disk that does not answer at all stops the archive and nothing else"
+    "a disk that does not answer stops the archive and nothing else"
     need_fuse()
     tools = ["mkfs.ext4", "fsfreeze", "losetup"]
     if not all(shutil.which(t) for t in tools):
@@ -387,7 +387,7 @@ def test_stuck_disk():
 
 
 def test_kill():
-    "an agent that is killed at any moment leaves an archive that reads whole, and goes on with it"
+    "an agent killed at any moment leaves a readable archive, and continues it"
     run = Archived("--archive-every", "2")
     generator = random.Random(5)
     for _ in range(4):
@@ -407,7 +407,7 @@ def test_kill():
 
 
 def test_save():
-    "wsync save writes versions of a mount, the first whole, and they read back; it adds to what is there"
+    "wsync save writes versions of a mount, the first one whole, which can be read; it adds to an existing archive"
     need_fuse()
     agent, folders = Agent(), {}
     for version in (1, 2, 3):
@@ -416,7 +416,7 @@ def test_save():
         if version == 1:
             mount = Mount(agent.url, "keep=8")
         mount.wait_version("actor", version)
-        mount.read("actor", version, "config.json")  # the trainer's slots are two: pulled while it is there
+        mount.read("actor", version, "config.json")  # the trainer has two slots: pull it while it is there
     archive, place = unique("archive"), lambda v: mount.file("actor", v)
     said = wsync("save", place(1), place(2), archive).stdout
     assert "actor/1: whole" in said and "actor/2: delta on 1" in said, said
@@ -426,7 +426,7 @@ def test_save():
     whole = unique("archive")
     wsync("save", "--whole", "-q", place(1), place(2), whole)
     assert anchors(whole) == [1, 2]
-    agent.publish("actor", 7, checkpoint(TENSORS, seed=7))  # nothing like it
+    agent.publish("actor", 7, checkpoint(TENSORS, seed=7))  # shares nothing with the version before
     mount.wait_version("actor", 7)
     assert "actor/7: whole" in wsync("save", place(3), place(7), archive).stdout
     folders[7] = checkpoint(TENSORS, seed=7)
@@ -444,7 +444,7 @@ def test_save():
 
 
 def test_node_died():
-    "a mount of the trainer and of its archive reads on when the trainer's node dies, also what that still listed"
+    "a mount with the trainer and its archive as sources stays readable when the trainer's node dies, also versions that only the trainer listed"
     run = Archived("--archive-every", "6")
     run.steps(5)
     mount = Mount(run.agent.url)

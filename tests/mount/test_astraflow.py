@@ -1,8 +1,8 @@
 # beside others
 # sanitizers: thread
 # timeout: 390, takes: 40
-"""AstraFlow's receivers, served by the agent. A receiver of the test's own, as trusting as AstraFlow's, registers, pulls,
-stalls and dies; what the agent calls complete must be one version, bit for bit."""
+"""AstraFlow's receivers, served by the agent. The tests' own receiver, which trusts the sender as AstraFlow's does, registers, pulls,
+stalls and dies; a transfer that the agent calls complete must be one version, bit for bit."""
 import contextlib
 import http.client
 import http.server
@@ -125,7 +125,7 @@ def request_cut_off(receiver):
 
 
 def test_reads():
-    "what is only read: version, layout by offset and by torch's names, 404 for the rest; not on the main port"
+    "the read-only routes: version, layout by offset and by torch's names, 404 for others; not on the main port"
     agent = Flow()
     assert call(agent.flow + "/get_version") == (200, {"version": 0})
     assert call(agent.flow + "/get_buffer_info")[0] == 503
@@ -141,7 +141,7 @@ def test_reads():
     assert status == 200 and "full" in can["strategies"] and can["version"] == 3, can
     for path, body in (("/nothing", None), ("/get_version", {}), ("/request_transfer", None), ("/v1/models", None)):
         assert call(agent.flow + path, body) == (404, {"error": "not found"}), path
-    assert call(agent.url + "/get_buffer_info")[0] == 404  # only where it was asked for
+    assert call(agent.url + "/get_buffer_info")[0] == 404  # only on the listener's port
 
 
 def test_full():
@@ -163,7 +163,7 @@ def test_full():
 
 
 def test_many():
-    "four receivers at once, of a version with megabytes: each in two streams"
+    "four receivers at once, of several megabytes, each in two streams"
     agent = Flow()
     folder = checkpoint(LARGE, seed=1)
     agent.publish("actor", 1, folder)
@@ -179,7 +179,7 @@ def test_many():
 
 
 def test_offloads_meanwhile():
-    "while a trainer publishes one version after another, each transfer that is called whole is one version"
+    "while a trainer publishes versions in a row, each transfer reported as complete is exactly one version"
     agent = Flow("--slots", "2")
     folders = {v: checkpoint(LARGE, seed=v) for v in range(1, 4)}
     agent.publish("actor", 1, folders[1])
@@ -228,7 +228,7 @@ def test_offloads_meanwhile():
 
 
 def test_cut():
-    "two offloads during one transfer: it is cut, ok is false, ZMQ is silent; the next one is whole"
+    "two offloads during one transfer cut it: ok is false, ZMQ is silent; the next transfer is complete"
     agent = Flow("--slots", "2")
     folders = {v: checkpoint(HUGE, seed=v) for v in (1, 2, 3)}
     agent.publish("actor", 1, folders[1])
@@ -246,7 +246,7 @@ def test_cut():
     t.join()
     assert not replies[0]["ok"] and "the trainer wants the memory" in replies[0]["error"], replies
     assert r.nothing_on_zmq()
-    # what was sent is still in its sockets: nothing new may come between
+    # the sockets still hold sent bytes: nothing new may follow them
     refused = r.request()
     assert not refused["ok"] and "not read to the end" in refused["error"], refused
     r.stuck.clear()
@@ -255,7 +255,7 @@ def test_cut():
 
 
 def test_stuck():
-    "a receiver that takes nothing delays no other, and is given up after a while"
+    "a receiver that does not read delays no other one, and is dropped after a while"
     agent = Flow("--astraflow-stall", "2")
     folder = checkpoint(HUGE, seed=1)
     agent.publish("actor", 1, folder)
@@ -280,7 +280,7 @@ def test_stuck():
 
 
 def test_dead():
-    "a receiver that is gone, one whose ZMQ is gone, and an unknown one: ok is false, and why"
+    "for a receiver that has ended, one whose ZMQ socket has closed, and an unknown one ok is false, with the reason"
     agent = Flow()
     agent.publish("actor", 1, checkpoint(SMALL))
     gone, deaf = agent.receiver(), agent.receiver(zmq_answers=False)
@@ -295,7 +295,7 @@ def test_dead():
 
 
 def test_newer_request():
-    "a second request of the same receiver ends the first; a second registration too"
+    "a second request of a receiver ends its first one; so does a second registration"
     agent = Flow()
     folder = checkpoint(HUGE, seed=1)
     agent.publish("actor", 1, folder)
@@ -326,7 +326,7 @@ def test_newer_request():
 
 
 def test_restart():
-    "an agent that was killed knows its receivers when it is back; a damaged file is moved aside"
+    "an agent restarted after a kill knows its receivers; a damaged file is moved aside"
     agent = Flow()
     one, two = checkpoint(SMALL, seed=1), checkpoint(SMALL, seed=2)
     agent.publish("actor", 1, one)
@@ -356,7 +356,7 @@ def test_restart():
 
 
 def test_refused():
-    "registrations that cannot be: wrong length, missing fields, ports and hosts that are none, no version yet"
+    "invalid registrations are refused: wrong length, missing fields, bad ports and hosts, no version yet"
     agent = Flow()
     assert call(agent.flow + "/register_sglang_instance", {})[0] == 500
     agent.publish("actor", 1, checkpoint(SMALL))
@@ -381,8 +381,8 @@ def test_refused():
     assert r.notified(1)
 
 
-def test_alien_dtype():
-    "a dtype that their receivers cannot write is refused at the registration, in a sentence"
+def test_unsupported_dtype():
+    "a dtype that AstraFlow's receivers cannot write is refused at the registration, with a message"
     agent = Flow()
     SIZES["F8_E4M3"] = 1
     agent.publish("actor", 1, checkpoint(SMALL | {"quantised": ("F8_E4M3", [16])}))
@@ -392,7 +392,7 @@ def test_alien_dtype():
 
 
 def test_models():
-    "one listener is one model: the named one, or the only one; with two and no name there is a sentence"
+    "one listener serves one model: the named one, or the only one; with two models and no name there is an error message"
     agent = Flow(model="critic=")
     folder = checkpoint(SMALL, seed=2)
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
@@ -412,7 +412,7 @@ def test_models():
 
 
 def test_idle():
-    "connections that send nothing delay no receiver, and do not keep the agent from ending"
+    "connections that send nothing delay no receiver, and do not keep the agent from exiting"
     agent = Flow()
     agent.publish("actor", 1, checkpoint(SMALL))
     idle = [socket.create_connection(("127.0.0.1", agent.flow_port)) for _ in range(64)]
@@ -431,7 +431,7 @@ def test_idle():
 
 
 def changed(folder, change, seed=1):
-    """A copy of a checkpoint in which change(generator, name, bytearray) was done to each tensor's bytes."""
+    """A copy of a checkpoint with change(generator, name, bytearray) applied to each tensor's bytes."""
     generator = random.Random(seed)
     copy = unique("ckpt")
     shutil.copytree(folder, copy)
@@ -452,7 +452,7 @@ def changed(folder, change, seed=1):
 
 
 def one_ulp(share, width=2):
-    """Changes that share of the elements by one unit in the last place, up or down."""
+    """Changes the given share of the elements by one unit in the last place, up or down."""
 
     def change(generator, name, data):
         for i in range(0, len(data) - width + 1, width):
@@ -464,7 +464,7 @@ def one_ulp(share, width=2):
 
 
 def new_bytes(n, width):
-    """Changes all bytes of every other one of the first elements of each tensor, n in all."""
+    """Changes all bytes of every second one of each tensor's first elements, n elements in all."""
 
     def change(generator, name, data):
         for i in range(min(2 * n * width, len(data))):
@@ -484,7 +484,7 @@ ODD_SHARDS = {"model-00001-of-00002.safetensors": ["a"], "model-00002-of-00002.s
 
 
 def pair(tensors, change, files=None, *args):
-    """An agent with version 1 and a receiver that has it, then version 2: (agent, receiver, both folders)."""
+    """An agent with versions 1 and 2 and a receiver that has version 1: (agent, receiver, both folders)."""
     agent = Flow(*args)
     one = checkpoint(tensors, seed=1, files=files)
     two = changed(one, change)
@@ -496,7 +496,7 @@ def pair(tensors, change, files=None, *args):
 
 
 def test_delta():
-    "a delta: the announced one, bit for bit, in the element size that is smallest: 5 bytes a change of the low byte"
+    "the announced delta, bit for bit, with the smallest element size: 5 bytes for a change of the low byte"
     for tensors, change, files, element in ((EVEN, one_ulp(0.02), None, 1), (EVEN, new_bytes(100, 2), None, 2),
                                             (EVEN | {"f": ("F32", [6000])}, new_bytes(200, 4), None, 4),
                                             (ODD, new_bytes(100, 2), None, 1), (ODD, one_ulp(0.02), ODD_SHARDS, 1),
@@ -520,15 +520,15 @@ def test_delta():
 
 
 def test_delta_wrong_base():
-    "a delta goes only to a receiver whose last version is its base; all others are told to take it whole"
+    "a delta goes only to a receiver whose last version is its base; others are told to request the whole version"
     agent, r, one, two = pair(EVEN, one_ulp(0.02))
     late = agent.receiver()
     refused = {"ok": False, "version": 2, "fallback": "full", "reason": "delta_not_ready"}
-    assert late.request("delta") == refused  # it has nothing
-    late.version = 1  # as theirs may, it says that it has the base
+    assert late.request("delta") == refused  # it has no version
+    late.version = 1  # claims the base, as AstraFlow's receivers may
     assert late.notified(2)[0] == "full" and same(late, two)
-    assert late.request("delta") == refused  # it has the delta's target
-    again = Receiver(agent.flow, r.port)  # restarted: nobody knows what it has
+    assert late.request("delta") == refused  # it already has the delta's target
+    again = Receiver(agent.flow, r.port)  # restarted: the agent does not know what it has
     at_end(again.close)
     again.register()
     assert again.request("delta") == refused and again.nothing_on_zmq()
@@ -536,7 +536,7 @@ def test_delta_wrong_base():
     agent.publish("actor", 3, three)
     assert again.notified(3)[0] == "full" and late.notified(3)[0] == "delta"
     assert same(again, three) and same(late, three)
-    # a lineage that begins anew has the same numbers
+    # a new lineage reuses the numbers
     agent.publish("actor", 3, two, "--new-run")
     again.version = 0
     assert again.notified(3)[0] == "full" and same(again, two)
@@ -548,7 +548,7 @@ def test_delta_wrong_base():
 
 
 def test_delta_snapshot():
-    "what was announced is still to be had when another version was published before the request"
+    "an announced delta can still be pulled after another version was published"
     agent, r, one, two = pair(EVEN, one_ulp(0.02))
     other = agent.receiver()
     assert other.notified(2)[0] == "full"
@@ -565,7 +565,7 @@ def test_delta_snapshot():
 
 
 def test_delta_none():
-    "no delta is announced where it would be over half of the version, where no receiver has its base, or where none is made"
+    "no delta is announced if it exceeds half of the version, if no receiver has its base, or if none is made"
     agent, r, one, two = pair(EVEN, one_ulp(0.9))
     assert call(agent.flow + "/get_capabilities") == (200, {"strategies": ["full"], "version": 2})
     assert r.notified(2)[0] == "full" and same(r, two)
@@ -579,7 +579,7 @@ def test_delta_none():
 
 
 def test_deltas_meanwhile():
-    "receivers that follow a trainer by deltas and whole versions, as it comes: each has what it was told, bit for bit"
+    "receivers that follow a trainer by deltas and whole versions have each announced version, bit for bit"
     agent = Flow()
     folders = [checkpoint(LARGE, seed=1)]
     for v in range(2, 9):
@@ -625,7 +625,7 @@ def test_deltas_meanwhile():
 
 
 def test_notify():
-    "release tells the services: pickled dict out, pickled dict back; a service that fails is named; only the newest version can be released"
+    "release notifies the services: a pickled dict out, a pickled dict back; a failing service is named; only the newest version can be released"
     agent = Flow()
     one, two = checkpoint(SMALL, seed=1), checkpoint(SMALL, seed=2)
     agent.publish("actor", 1, one)
@@ -659,7 +659,7 @@ def test_notify():
 
 
 def test_hostile_pickles():
-    "a service's reply is never run, and none breaks the command"
+    "pickles in a service's reply are never executed, and no reply breaks the command"
     agent = Flow()
     agent.publish("actor", 1, checkpoint(SMALL))
     generator = random.Random(1)

@@ -1,8 +1,8 @@
 # beside others
 # timeout: 450, takes: 35
 # sanitizers: address thread
-"""Broadcasts by NCCL out of an agent's slot, with stand-ins for the driver and for NCCL: several receivers at once, and
-one that dies, hangs, or is of another release; an agent that dies; a version that goes meanwhile."""
+"""NCCL broadcasts from an agent's slot, with the stand-ins for CUDA's driver and NCCL: several receivers at once, receivers that die, hang
+or are of another release; an agent that dies; a version that is revoked meanwhile."""
 import os
 import re
 
@@ -23,8 +23,8 @@ def need_stand_ins():
 
 
 @contextlib.contextmanager
-def told(nccl="", cuda="", **other):
-    """The environment that processes started meanwhile have."""
+def environment(nccl="", cuda="", **other):
+    """Sets environment variables for processes that are started within it."""
     env = dict(WSYNC_LIBCUDA=CUDA, WSYNC_LIBNCCL=NCCL, WSYNC_FAKE_CUDA=",".join(filter(None, ("devices=5", cuda))),
                WSYNC_FAKE_NCCL=nccl) | other
     before = {name: os.environ.get(name) for name in env}
@@ -41,7 +41,7 @@ def told(nccl="", cuda="", **other):
 
 def agent_of(*args, device=0, window=100, tensors=TENSORS, **env):
     need_stand_ins()
-    with told(**env):
+    with environment(**env):
         agent = Agent("--broadcast", device, "--broadcast-window", window, *args)
     agent.publish("actor", 1, checkpoint(tensors, seed=1))
     return agent
@@ -49,7 +49,7 @@ def agent_of(*args, device=0, window=100, tensors=TENSORS, **env):
 
 class Receiver:
     def __init__(self, source, device=1, version=1, timeout_ms=0, share=1, **env):
-        with told(**env):
+        with environment(**env):
             self.process = subprocess.Popen([RECEIVE, source, "actor", *map(str, (version, device, timeout_ms * SLOW, share))],
                                             stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         at_end(self.end)
@@ -81,7 +81,7 @@ def metric(agent, name):
 
 
 def test_one():
-    "one receiver gets a version as it was published, and the speed is told at both ends"
+    "one receiver gets the published bytes, and both ends report the speed"
     agent = agent_of()
     assert re.fullmatch(r"ok broadcast to 1 at \d+\.\d GB/s in 1 round", r := Receiver(agent.url).says()), r
     s = wait_for(lambda: status(agent)["rounds"] == 1 and status(agent), "the end of the round")
@@ -92,8 +92,8 @@ def test_one():
 
 
 def test_three():
-    "three receivers are served by one round, by TCP and by the socket, also one that has most blocks already"
-    agent = agent_of(window=2000)  # the most there is: in it all three have to start
+    "one round serves three receivers, by TCP and by the socket, also one that has most blocks already"
+    agent = agent_of(window=2000)  # the longest window: all three must start within it
     all_ = [Receiver(agent.url, 1), Receiver(f"unix:{agent.sock}", 2), Receiver(agent.url, 3, share=4)]
     for r in all_:
         assert re.match(r"ok broadcast to 3 at .* in 1 round$", said := r.says()), said
@@ -108,7 +108,7 @@ def test_only_what_is_missing():
 
 
 def test_next_round():
-    "a receiver that joins while a round is under way is in the next one"
+    "a receiver that joins during a round takes part in the next one"
     agent = agent_of()
     first = Receiver(agent.url, 1, nccl="slow=1:300")
     wait_for(lambda: status(agent)["receiving"] == 1, "the first round")
@@ -119,7 +119,7 @@ def test_next_round():
 
 
 def test_killed():
-    "a receiver that is killed inside a bucket costs the others a round, and nothing else"
+    "a receiver killed inside a bucket costs the others one round, and nothing else"
     agent = agent_of(window=1500)
     lost = Receiver(agent.url, 1, nccl="die=ncclBroadcast:2")
     others = [Receiver(agent.url, d) for d in (2, 3)]
@@ -132,7 +132,7 @@ def test_killed():
 
 
 def test_hangs():
-    "a receiver that hangs is given up within the deadline, and the others finish without it"
+    "a receiver that hangs is dropped within the deadline, and the others finish without it"
     agent = agent_of(window=1500)
     hung = Receiver(agent.url, 1, nccl="hang=1:2")
     time.sleep(0.2)
@@ -145,7 +145,7 @@ def test_hangs():
 
 
 def test_lost_gpu():
-    "a receiver that loses its GPU costs the others a round; an agent that loses its GPU says so to all receivers"
+    "a receiver that loses its GPU costs the others one round; an agent that loses its GPU reports it to all receivers"
     agent = agent_of(window=1500)
     lost = Receiver(agent.url, 1, cuda="lost=cuMemcpyAsync:2")
     other = Receiver(agent.url, 2)
@@ -157,7 +157,7 @@ def test_lost_gpu():
 
 
 def test_known_mounts():
-    "when all mounts are there that the agent knows of, it waits for no other"
+    "once all mounts that the agent knows have joined, it waits for no other"
     agent = agent_of(window=2000, tensors=SMALL)
     agent.ask("/v1/actor/mounts", dict(mount="h1:/wsync"))
     agent.ask("/v1/actor/mounts", dict(mount="h2:/wsync"))
@@ -169,7 +169,7 @@ def test_known_mounts():
 
 
 def test_agent_dies():
-    "an agent that dies inside a round: its receivers say so in time, and keep what came"
+    "if the agent dies inside a round, its receivers report it in time and keep the received blocks"
     agent = agent_of(nccl="die=ncclBroadcast:4")
     name, n, text = Receiver(agent.url, timeout_ms=2000).fails(60)
     assert name in ("ECONNREFUSED", "EHOSTUNREACH", "ECONNRESET"), (name, text)
@@ -178,7 +178,7 @@ def test_agent_dies():
 
 
 def test_revoked():
-    "a version whose slot is wanted ends its round, and its receivers are told that it is gone"
+    "revoking a version ends its round, and its receivers are told that the version is gone"
     agent = agent_of("--slots", 2)
     r = Receiver(agent.url, nccl="slow=1:400")
     wait_for(lambda: status(agent)["receiving"] == 1, "the round")
@@ -203,7 +203,7 @@ def test_other_release():
 
 
 def test_refused():
-    "the agent's own GPU, an agent that broadcasts nothing, one without a driver, a folder: each says why"
+    "requests for the agent's own GPU, to an agent that broadcasts nothing or has no driver, and for a folder are refused with the reason"
     agent = agent_of(tensors=SMALL)
     assert "from this very GPU" in Receiver(agent.url, 0).fails()[2]
     assert "there is no device 9" in Receiver(agent.url, 9).fails()[2]
@@ -212,19 +212,19 @@ def test_refused():
     for url in (plain.url, f"unix:{plain.sock}"):
         name, _, text = Receiver(url).fails()
         assert name in ("ENOTSUP", "EOPNOTSUPP") and "broadcasts nothing" in text, (name, text)
-    with told(WSYNC_LIBNCCL="/nowhere/libnccl.so.2"):
+    with environment(WSYNC_LIBNCCL="/nowhere/libnccl.so.2"):
         auto = Agent("--broadcast", "auto")
         assert "nothing is broadcast: there is no NCCL" in auto.text(), auto.text()
         r = wsync("agent", "--listen", "127.0.0.1:0", "--socket", "none", "--broadcast", "0", check=False)
         assert r.returncode and "cannot broadcast from device 0: there is no NCCL" in r.stderr, r.stderr
-    with told():
+    with environment():
         r = wsync("agent", "--listen", "127.0.0.1:0", "--socket", "none", "--broadcast", "9", check=False)
         assert r.returncode and "there is no device 9" in r.stderr, r.stderr
     assert "broadcast" not in plain.get("/v1/status")
 
 
 def test_hostile():
-    "questions that make no sense are refused, and spoil no round for others"
+    "malformed requests are refused, and do not disturb the rounds of others"
     agent = agent_of(tensors=SMALL)
     m = agent.get("/v1/actor/1/manifest")
     good = dict(mount="x", uuid="GPU-1", nccl=int("".join(f"{int(p):02}" for p in status(agent)["nccl"].split("."))),
@@ -247,5 +247,5 @@ def test_hostile():
     left = code()
     assert agent.ask("/v1/actor/1/broadcast", dict(ticket=left["ticket"], leave=True)) is not None
     assert status(agent)["waiting"] == 0
-    code()  # and does not come
+    code()  # the participant does not join
     assert Receiver(agent.url, timeout_ms=6000).says(60).startswith("ok ")

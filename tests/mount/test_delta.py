@@ -1,7 +1,7 @@
 # beside others
 # timeout: 480, takes: 55
 # sanitizers: thread
-"""Versions made of those before them: by one delta, by chains, in place and by copies, whatever goes wrong."""
+"""Versions made from deltas: by one delta, by chains, in place and in copies, and under faults."""
 import http.client
 import http.server
 import mmap
@@ -17,7 +17,7 @@ def same(mount, version, folder, file="model.safetensors", model="actor"):
 
 
 class Run:
-    """A trainer's run: steps that are published one after the other."""
+    """A trainer's run: steps published one after the other."""
 
     def __init__(self, tensors=LARGE, *args):
         need_fuse()
@@ -47,7 +47,7 @@ def pull(mount, version):
 
 
 def test_steps():
-    "each step comes as a delta, in place once there are two versions and no reader has had the older, and is what was published bit for bit"
+    "each step arrives as a delta, in place once there are two versions and no reader has had the older one, and equals the published bytes"
     run = Run()
     unread, mount = Mount(run.url, DELTAS), Mount(run.url, DELTAS)
     assert all('how="tcp full"' in pull(m, 1) for m in (unread, mount))
@@ -66,15 +66,15 @@ def test_steps():
         unread.write(f"verify {version}", "actor/ctl")
     assert "delta from 1" in ways[0] and "in place" not in ways[0], ways
     assert all("chain of 2" in w and "in place" in w for w in ways[1:]), ways
-    assert all("delta from" in w and "in place" not in w for w in copies), copies  # of what was read
+    assert all("delta from" in w and "in place" not in w for w in copies), copies  # computed from the bytes read
     assert all(int(w.split(" moved=")[1].split()[0]) < 400000 for w in ways + copies), (ways, copies)
     for m in unread, mount:
         same(m, 6, run.folders[6])
-        same(m, 5, run.folders[5])  # the one before is whole too
+        same(m, 5, run.folders[5])  # the previous version is intact too
 
 
-def test_no_room():
-    "a delta that the cache has no room for is said in a warning with what to do; one of a version that is all new is no warning"
+def test_no_room_for_a_delta():
+    "a delta that does not fit the cache causes a warning with what to do; a version that changed completely causes none"
     run = Run(LARGE, "--delta-cache", "16K")
     run.step()
     line = wait_for(lambda: next((l for l in run.agent.text().splitlines() if "no delta model=actor" in l), None), "the warning", 60)
@@ -86,7 +86,7 @@ def test_no_room():
 
 
 def test_missed():
-    "a mount that missed steps fetches the chain; one that missed more than is kept, or asks for none, fetches all"
+    "a mount that missed steps fetches the chain; one that missed more than is kept, or turned deltas off, fetches the whole version"
     run = Run()
     mount, plain = Mount(run.url, DELTAS), Mount(run.url, "delta-cache=0")
     pull(mount, 1)
@@ -99,7 +99,7 @@ def test_missed():
     assert "chain of 3 from 1" in line, line
     same(mount, 4, run.folders[4])
     assert 'how="tcp full"' in pull(plain, 4)
-    for _ in range(10):  # longer than a chain may be
+    for _ in range(10):  # longer than the longest chain
         run.step()
         run.wait_delta()
     assert 'how="tcp full"' in pull(mount, run.newest)
@@ -107,10 +107,10 @@ def test_missed():
 
 
 def test_speeds():
-    "given speeds decide, whatever is measured; what are no speeds is refused"
+    "configured speeds decide, whatever is measured; malformed speeds are refused"
     run = Run()
     patches, pulls = Mount(run.url, DELTAS), Mount(run.url, "speeds=50G:1M:1M")
-    opened = Mount(run.url, "threads=2,speeds=3G:5G:1900M")  # to copy is quicker than to pull whole, which takes as much memory
+    opened = Mount(run.url, "threads=2,speeds=3G:5G:1900M")  # copying is faster than pulling the whole version, which needs as much memory
     for m in (patches, pulls, opened):
         pull(m, 1)
     for _ in range(3):
@@ -129,13 +129,13 @@ def test_speeds():
 
 
 def test_reader_stays():
-    "a version that a reader still maps is never written to: the next is patched in a copy"
+    "a version that a reader still maps is never written to: the next one is patched in a copy"
     run = Run()
     mount = Mount(run.url, DELTAS)
     pull(mount, 1)
     fd = os.open(mount.file("actor/1/model.safetensors"), os.O_RDONLY)
     mapped = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-    os.close(fd)  # as engines do: mapped, closed, read on
+    os.close(fd)  # as engines do: map, close, keep reading
     want = bytes(mapped)
     stop = threading.Event()
     torn = []
@@ -162,7 +162,7 @@ def test_reader_stays():
 
 
 def test_pinned():
-    "pinned and current versions are patched from, never patched"
+    "pinned and current versions serve as bases, and are never patched in place"
     run = Run()
     mount = Mount(run.url, DELTAS)
     pull(mount, 1)
@@ -177,7 +177,7 @@ def test_pinned():
 
 
 def test_faults():
-    "damaged, shortened and broken deltas: what they spoil is fetched whole, every byte is right"
+    "blocks of damaged, truncated and interrupted deltas are fetched whole, and every byte is right"
     run = Run()
     plans = ("seed=1,flip=30", "seed=2,lie=30", "seed=3,cut=30", "seed=4,flip=45", "seed=5,fail=40", "seed=6,cut=10,lie=10")
     for plan in plans[::3] if SANITIZER else plans:
@@ -202,7 +202,7 @@ def quiet(function):
 
 
 def test_agent_restart():
-    "an agent that is started anew has no deltas from before; mounts go on, whole and then by deltas again"
+    "a restarted agent has no earlier deltas; mounts continue with a whole version, then with deltas again"
     run = Run()
     mount = Mount(run.url, DELTAS)
     pull(mount, 1)
@@ -221,13 +221,13 @@ def test_agent_restart():
 
 
 def test_given_up():
-    "a trainer in a hurry never waits for a delta: it is given up, said so, and the version comes whole or in part"
+    "a trainer that publishes fast never waits for a delta: the agent abandons it and says so, and the version is pulled whole or in part"
     tensors = {f"layer.{i}.weight": ("BF16", [1024, 2048]) for i in range(10 if SANITIZER else 40)}  # 160 MiB
     run = Run(tensors, "--slots", "2")
     mount = Mount(run.agent.url, DELTAS)
     pull(mount, 1)
     other = step(run.folders[1], 99)
-    for version in range(2, 8):  # as fast as it goes
+    for version in range(2, 8):  # without a pause
         run.agent.publish("actor", version, other if version % 2 == 0 else run.folders[1])
     run.newest = 7
     pull(mount, 7)
@@ -235,7 +235,7 @@ def test_given_up():
 
 
 def test_relays():
-    "deltas go through a chain of mounts while they grow: each link carries a step's change and no more"
+    "deltas pass through a chain of mounts while they arrive: each link carries a step's changes and no more"
     run = Run()
     relays, source = [], run.url
     for _ in range(3):
@@ -256,7 +256,7 @@ def test_relays():
 
 
 def test_second_source():
-    "deltas that the first source does not have come from the second"
+    "deltas that the first source lacks come from the second"
     run = Run()
     port = free_port()
     Mount(run.agent.url, f"serve=127.0.0.1:{port},prefetch,delta-cache=0")
@@ -272,7 +272,7 @@ def test_second_source():
 
 
 class Understates:
-    """A proxy that says of each delta that it has next to nothing."""
+    """A proxy that understates the size of each delta."""
 
     def __init__(self, url):
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -309,7 +309,7 @@ class Understates:
 
 
 def test_more_than_offered():
-    "of a delta that is longer than its source offered no more is read than was offered; the version comes whole and right"
+    "of a delta longer than its source offered no more is read than offered; the version is pulled whole and right"
     run = Run()
     mount = Mount(Understates(run.url).url, DELTAS)
     pull(mount, 1)
@@ -323,7 +323,7 @@ def test_more_than_offered():
 
 
 def test_slow_link():
-    "on a link where a pull takes five steps it converges: what is here is patched, the rest comes from the newest"
+    "on a link where a whole pull takes five steps the mount still converges: it patches what it has and fetches the rest of the newest version"
     tensors = {f"layer.{i}.weight": ("BF16", [1024, 1024]) for i in range(20)}  # 40 MiB
     run = Run(tensors, "--slots", "2")
     gate = Gate(run.agent.url, 0)

@@ -1,7 +1,7 @@
 # beside others
 # sanitizers: address
 # timeout: 300, takes: 75
-"""Mounts end and begin: a daemon touches its own mount only, owns its settings, and leaves engines as they were."""
+"""How mounts start and end: a daemon changes its own mount only, owns its settings, and leaves engines as they were."""
 import ctypes
 import fcntl
 import os
@@ -34,7 +34,7 @@ def is_mounted(path):
 
 
 def detached(options=""):
-    "A mount that was detached lazily while a process reads in it and has its ctl open, and its successor on the same path."
+    "A mount detached lazily while a process reads in it and has its ctl open, and its successor on the same path."
     agent, old, folders = world(options)
     held = open(old.file("actor/1/model.safetensors"), "rb")
     at_end(held.close)
@@ -47,13 +47,13 @@ def detached(options=""):
 
 
 class Heedless(Mount):
-    "A mount whose starter ignores the ends of children, which it inherits."
+    "A mount whose starter ignores SIGCHLD, which the mount inherits."
 
     prefix = (sys.executable, "-c", "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])")
 
 
 def test_heedless_starter():
-    "a mount that is started by a process that ignores SIGCHLD is there, and ends on unmount"
+    "a mount started by a process that ignores SIGCHLD works, and ends on unmount"
     need_fuse()
     agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
@@ -64,7 +64,7 @@ def test_heedless_starter():
 
 
 def test_busy_for_a_moment():
-    "an unmount that finds a mount busy tries again, and leaves one that stays busy as it was"
+    "unmounting a busy mount is tried again; a mount that stays busy is left as it was"
     need_fuse()
     agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
@@ -83,8 +83,8 @@ def test_busy_for_a_moment():
     wait_for(lambda: not mount.alive(), "the daemon's end")
 
 
-def test_told_to_end():
-    "a mount that was detached lazily is told to end: its successor on the same path stays"
+def test_detached_mount_ends():
+    "ending a lazily detached mount leaves its successor on the same path in place"
     for reads in ("auto", "link", "cached"):
         with scope():
             old, new, held, _, folders = detached(f"reads={reads}")
@@ -94,7 +94,7 @@ def test_told_to_end():
 
 
 def test_stopped_agent():
-    "a mount whose agent is stopped, by whichever way it is asked, ends when it is told to"
+    "a mount whose agent is stopped ends when asked, in each way of asking"
     need_fuse()
     agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
@@ -109,20 +109,20 @@ def test_stopped_agent():
 
 
 def test_last_reader():
-    "a mount that was detached lazily serves its readers, ends with the last of them, and its successor stays"
+    "a lazily detached mount serves its readers and ends with the last of them; its successor stays"
     for reads in ("auto", "cached"):
         with scope():
             old, new, held, ctl, folders = detached(f"reads={reads}")
             assert held.read() == new.read("actor/1/model.safetensors")
             held.close()
             with open("/dev/null", "w") as null:
-                os.dup2(null.fileno(), ctl)  # the last one that keeps it
+                os.dup2(null.fileno(), ctl)  # the last file that keeps it alive
             wait_for(lambda: not old.alive(), "the old daemon's end", 60)
             assert is_mounted(new.path)[-1:] == ["fuse.wsync"] and new.text("actor/version") == "none\n"
 
 
 def test_ports():
-    "a mount that was detached lazily leaves its ports to its successor, and its readers their files"
+    "a lazily detached mount leaves its ports to its successor, and its readers keep their files"
     listen, serve = free_port(), free_port()
     old, new, held, _, folders = detached(f"listen=127.0.0.1:{listen},serve=127.0.0.1:{serve}")
     for port, path in ((listen, "/healthz"), (serve, "/v1/models")):
@@ -133,7 +133,7 @@ def test_ports():
 
 
 def test_control_ends():
-    "control ends with the mount: what was detached drives no engine, and its settings are its successor's"
+    "control ends with the mount: a detached mount drives no engine, and its successor owns its settings"
     agent, old, folders = world()
     engine = Engine(folders[1])
     old.write(f"engine add e sglang {engine.url}", "actor/ctl")
@@ -167,9 +167,9 @@ def settings_lock(mount):
 
 
 def test_mounts_without_descriptors():
-    "where no descriptor is left, a mount that others make elsewhere does not end the control of one that is at its path"
+    "without free descriptors, mounts made elsewhere do not end the control of a mount that is still at its path"
     agent, mount, folders = world()
-    resource.prlimit(mount.pid, resource.RLIMIT_NOFILE, (8, 4096))  # all of them are taken
+    resource.prlimit(mount.pid, resource.RLIMIT_NOFILE, (8, 4096))  # uses all of them
     other = unique("elsewhere")
     os.makedirs(other)
     for _ in range(3):
@@ -182,7 +182,7 @@ def test_mounts_without_descriptors():
 
 
 def test_one_owner():
-    "a daemon waits for the settings that another one has; folders for settings and logs that cannot be are refused before the mount"
+    "a daemon waits until another one releases the settings; unusable folders for settings and logs are refused before the mount"
     agent, mount, _ = world()
     lock = settings_lock(mount)
     mount.end()
@@ -204,13 +204,13 @@ def test_one_owner():
         assert not is_mounted(empty)
 
 
-def test_unseen():
-    "a mount that cannot be looked at at its start, as where nothing more can be forked, ends with the reason"
+def test_start_cannot_check():
+    "a mount that cannot be checked at its start, for example because fork fails, ends with the reason"
     agent, mount, _ = world()
     path = unique("mnt")
     os.makedirs(path)
     fails = ["strace", "-f", "-o", "/dev/null", "-P", f"{path}/status", "-e", "inject=newfstatat:error=EAGAIN"]
-    # What is traced cannot be searched for leaks.
+    # A traced process cannot be searched for leaks.
     env = dict(os.environ, ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0")
     for foreground in ((), ("-f",)):
         at_end(subprocess.run, ["umount", "-l", path], stderr=subprocess.DEVNULL, check=False)
@@ -221,7 +221,7 @@ def test_unseen():
 
 
 def test_early_reader():
-    "link mode: a reader that comes before the links' tmpfs is below the mount gets the file all the same, and links are there after"
+    "link mode: a reader that comes before the links' tmpfs is mounted gets the file, and the links appear afterwards"
     agent, _, folders = world()
     path = unique("mnt")
     os.makedirs(path)
@@ -245,7 +245,7 @@ def test_early_reader():
 
 
 def test_refused_umount():
-    "an umount that is refused leaves the files of link mode where they are"
+    "a refused umount leaves the files of link mode in place"
     _, mount, folders = world("reads=link")
     path = mount.file("actor/1/model.safetensors")
     want = tensors_of(folders[1] + "/model.safetensors")
@@ -268,7 +268,7 @@ def test_refused_umount():
 
 
 def test_foreign():
-    "a dead file system that is not wsync's is left where it is"
+    "a dead file system that is not wsync's is left in place"
     need_fuse()
     path = unique("foreign")
     os.makedirs(path)
@@ -284,7 +284,7 @@ def test_foreign():
 
 
 def in_a_load(api):
-    "A mount with an engine that serves 1 and is in the middle of loading 2, kept back between them."
+    "A mount whose engine serves 1 and is in the middle of loading 2, held there by a proxy."
     agent, mount, folders = world()
     engine = Engine(folders[1], api=api)
     between = Between(engine, *LOADS)
@@ -300,7 +300,7 @@ def in_a_load(api):
 
 
 def test_end_in_a_load():
-    "a mount that is told to end in the middle of a load brings its engines back before it ends"
+    "a mount that is ended in the middle of a load rolls its engines back before it ends"
     for api in ("sglang", "vllm"):
         with scope():
             _, mount, engine, between, before = in_a_load(api)
@@ -314,10 +314,10 @@ def test_end_in_a_load():
 
 
 def test_end_in_a_sync():
-    "a mount that is told to end while it brings an engine along, and has only paused it, has it run on"
+    "a mount that is ended while it reconciles an engine, and has only paused it, resumes it"
     _, mount, folders = world()
     engine = Engine(folders[1])
-    between = Between(engine, "/server_info")  # asked between pause and load
+    between = Between(engine, "/server_info")  # queried between pause and load
     mount.write(f"engine add e sglang {between.url}", "actor/ctl")
     mount.write("1", "actor/version")
     between.hold = True
@@ -332,7 +332,7 @@ def test_end_in_a_sync():
 
 
 def test_left_behind():
-    "an engine that could not be brought back at the mount's end is brought back by the next one"
+    "an engine that a mount could not roll back at its end is rolled back by the next mount"
     agent, mount, engine, between, before = in_a_load("vllm")
     between.wrong = 400, b'{"success": false, "message": "not now"}'
     mount.process.send_signal(signal.SIGTERM)
@@ -346,8 +346,8 @@ def test_left_behind():
     assert not engine.is_paused() and engine.serves() == "1" and engine.checksum() == before
 
 
-def test_end_on_the_way_back():
-    "a mount that is told to end while an engine that is loaded back does not answer waits for it so long, and no longer"
+def test_end_in_a_rollback():
+    "a mount that is ended while an engine does not answer its rollback waits for the timeout, and no longer"
     agent, mount, folders = world()
     engines = [Engine(folders[1]) for _ in range(2)]
     stuck, wrong = (Between(e, *LOADS) for e in engines)
@@ -369,7 +369,7 @@ def test_end_on_the_way_back():
 
 
 def test_lost_token():
-    "an engine whose token cannot be read at the start stays, as unknown; nothing is switched without it, and all is well once it can"
+    "an engine whose token is unreadable at the start is kept as unknown; no switch happens without it; it recovers once the token is readable"
     agent, mount, folders = world()
     token = unique("token")
     with open(token, "w") as f:
@@ -391,7 +391,7 @@ def test_lost_token():
 
 
 def restarted():
-    "A mount that starts again, whose current version, 1, is kept from it; and whose engine serves it."
+    "A mount that restarts while its current version, 1, is unavailable; its engine serves that version."
     agent, mount, folders = world()
     engine = Engine(folders[1])
     mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
@@ -415,13 +415,13 @@ def test_restored_in_the_end():
 
 
 def test_restore_gives_way():
-    "a switch that is made while the current version is being restored stays"
+    "a switch made while the current version is being restored is kept"
     path, between, engine = restarted()
     between.hold = True
     mount = Mount(between.url, path=path)
     mount.wait_version("actor", 2)
     wait_for(lambda: between.held, "the pull", 60)
-    mount.write("2 force-layout", "actor/version")  # what is served cannot be had for the comparison
+    mount.write("2 force-layout", "actor/version")  # the served version is not available for the comparison
     between.hold = False
     mount.write("pull 1", "actor/ctl")
     wait_for(lambda: mount.status("actor")["version.1"].startswith("ready "), "version 1", 60)
@@ -431,7 +431,7 @@ def test_restore_gives_way():
 
 
 def test_drop_in_a_switch():
-    "what engines are being switched to is not dropped"
+    "the target version of a switch in progress is not dropped"
     agent, mount, folders = world()
     engine = Engine(folders[1])
     between = Between(engine, *LOADS)

@@ -1,7 +1,7 @@
 # beside others
 # sanitizers: address
 # timeout: 240, takes: 100
-"""Kinds of engines in a switch: vLLM and SGLang as they fail, together, and servers described by templates."""
+"""Kinds of engines in a switch: vLLM's and SGLang's failures, both together, and servers described by templates."""
 import contextlib
 import http.server
 import os
@@ -31,7 +31,7 @@ def sums_of(folders, api):
 
 
 def test_vllm():
-    "vLLM: there and back by every pause mode, the recorded version follows, requests in a pause wait for its end"
+    "vLLM: switch and back in every pause mode, the recorded version follows, requests during a pause wait for its end"
     _, mount, folders = world()
     sums = sums_of(folders, "vllm")
     engine = Engine(folders[1], api="vllm")
@@ -47,13 +47,13 @@ def test_vllm():
 
 
 def stale(engine):
-    "What of its caches other weights have computed, as a request finds them."
+    "Which of the engine's caches hold values of other weights, as a request finds them."
     answer = engine.generate()
     return answer.get("stale_cache") or answer["meta_info"]["stale_cache"]
 
 
 def test_caches():
-    "cache=: what old weights computed is gone before the resume; retried while requests are in the way, else all goes back"
+    "cache=: caches of old weights are flushed before the resume; retried while requests block it, else everything is rolled back"
     _, mount, folders = world()
     cases = [("sglang", "", False, True), ("sglang", "cache=external", False, False), ("sglang", "cache=keep", True, True),
              ("sglang", "pause=in_place cache=external", True, False), ("sglang", "pause=abort", False, True),
@@ -77,13 +77,13 @@ def test_caches():
         assert mount.refused("2", "actor/version") == "EREMOTEIO"
         assert "did not empty its caches for version 2" in mount.text("actor/last_error"), mount.text("actor/last_error")
         assert engine.checksum() == before == other.checksum() and other.generate()
-        assert mount.engines()["e"].startswith("paused"), mount.engines()  # old weights, keys and values of new ones: not resumed
+        assert mount.engines()["e"].startswith("paused"), mount.engines()  # old weights with keys and values of new ones: not resumed
         for e in ("e", "f"):
             wait_for(lambda: removed(mount, e), f"{e} to be removed")
 
 
 def removed(mount, engine):
-    """Not while the mount itself brings an engine along."""
+    """Removes the engine, when the mount is not reconciling it."""
     try:
         mount.write(f"engine remove {engine}", "actor/ctl")
     except OSError as e:
@@ -102,12 +102,12 @@ def test_vllm_reload_fails():
     assert "Refused" in mount.text("actor/last_error") and "every engine was brought back" in mount.text("actor/last_error")
     assert mount.engines()["e"].startswith("serving default"), mount.engines()
     assert not engine.is_paused() and engine.checksum() == before
-    engine.generate()  # it would have died of it
+    engine.generate()  # would end a vLLM without weights
     assert engine.alive()
 
 
 def test_vllm_is_broken():
-    "no way back: the engine is called broken and is never resumed; put right by a version that it loads"
+    "if the rollback fails too, the engine is shown as broken and never resumed; a version that it can load repairs it"
     _, mount, folders = world()
     start = checkpoint(MEDIUM, seed=9)
     engine = Engine(start, "--refuse", "2", "--realistic", api="vllm")
@@ -125,13 +125,14 @@ def test_vllm_is_broken():
 
 
 def test_wrong_prefix():
-    "one that is told paths where it sees no mount, there and back, is called broken with the prefix= that does it; mended by another"
+    """an engine that cannot see the mount's paths fails load and rollback, and is shown as broken with the prefix= that would help; another version
+    repairs it"""
     _, mount, folders = world()
     engine = Engine(folders[1], "--realistic", api="vllm")
     add(mount, "e", engine)
     mount.write("1", "actor/version")
     mount.write("engine remove e", "actor/ctl")
-    add(mount, "e", engine, "prefix=/nowhere")  # vLLM does not say where what it serves is from
+    add(mount, "e", engine, "prefix=/nowhere")  # vLLM does not report the path that it serves
     assert mount.refused("2", "actor/version") == "EREMOTEIO"
     said = mount.engines()["e"]
     assert said.startswith("broken ") and "is prefix=/nowhere where it sees this mount?" in said and "restart it" in said, said
@@ -142,7 +143,7 @@ def test_wrong_prefix():
 
 
 def test_vllm_sleeps_on():
-    "vLLM asleep in a switch that ends before its load sleeps on, paused; the next switch wakes it, although it cannot say"
+    "a vLLM asleep in a switch that ends before its load stays asleep, and paused; the next switch wakes it, although it cannot report it"
     _, mount, folders = world()
     asleep, dies = Engine(folders[1], api="vllm"), Engine(folders[1], "--die-at", "pause")
     add(mount, "e0", asleep)
@@ -156,7 +157,7 @@ def test_vllm_sleeps_on():
 
 
 def test_vllm_added_anew():
-    "vLLM does not say where it loaded from: one that was added anew still has its way back, the current version"
+    "vLLM does not report the path it loaded; one that was removed and added again still rolls back to the current version"
     _, mount, folders = world()
     engine = Engine(folders[1], "--refuse", "2", "--realistic", api="vllm")
     add(mount, "e", engine)
@@ -189,7 +190,7 @@ def test_mixed():
 def test_sglang_dies_of_a_file():
     "SGLang dies of a bad file under force-layout, without a reply: shown as unknown, the version stays"
     agent, mount, folders = world()
-    engine = Engine(folders[1], "--lifelike")  # the former name of --realistic
+    engine = Engine(folders[1], "--lifelike")  # --realistic's former name
     add(mount, "e", engine)
     mount.write("1", "actor/version")
     shapes = {name: (dtype, [n + 1 for n in shape]) for name, (dtype, shape) in MEDIUM.items()}
@@ -203,7 +204,7 @@ def test_sglang_dies_of_a_file():
 
 
 def test_requests_under_switches():
-    "a steady stream of requests while versions change: none is lost"
+    "with a steady stream of requests while versions change none is lost"
     _, mount, folders = world()
     for api, mode in (("vllm", "keep"), ("sglang", "in_place")):
         engine = Engine(folders[1], "--slow", "20", api=api)
@@ -259,7 +260,7 @@ def test_remote():
 
 
 def test_twice_and_odd_words():
-    "one engine under two spellings of its address is refused; what an engine calls its version stays one word"
+    "one engine under two spellings of its address is refused; an engine's own version name with odd characters stays one word"
     _, mount, folders = world()
     engine = Engine(folders[1], api="vllm")
     engine.ask("/update_weight_version", {"new_version": "my own\nbroken 9"})
@@ -270,10 +271,10 @@ def test_twice_and_odd_words():
 
 
 class Late:
-    """Passes requests on to an engine; what has a path that begins with `late` is done and its answer kept back. The
-    next question what it serves after `hold` was set is answered once `held` is cleared. What `before` holds of a
-    path is called before a request to it is passed on, once; `seen` are the paths of all. The next request to `stray` is
-    passed on once `comes` is set. The engine knows no path of `lacks`."""
+    """A proxy before an engine. A request whose path begins with `late` is passed on and its answer withheld. After `hold` was set, the
+    answer to the next query of the served version is withheld until `held` is cleared. before[path] is called once, before a request
+    to that path is passed on; `seen` lists all paths. The next request to `stray` is passed on once `comes` is set. Paths in `lacks`
+    are answered with 404."""
 
     def __init__(self, engine):
         self.url, self.late, self.hold, self.held, done = None, None, False, False, threading.Event()
@@ -308,7 +309,7 @@ class Late:
                     late.hold, late.held = False, True
                     while late.held:
                         done.wait(0.02)
-                with contextlib.suppress(OSError):  # it was given up
+                with contextlib.suppress(OSError):  # the client has given up
                     self.send_response(status)
                     self.end_headers()
                     self.wfile.write(text)
@@ -323,7 +324,7 @@ class Late:
 
 
 def test_pause_answer_lost():
-    "a pause whose answer is late: pause-timeout ends the wait, and the engine runs on, in a switch and in a sync"
+    "if the answer to a pause is late, pause-timeout ends the wait and the engine goes on, in a switch and in a sync"
     _, mount, folders = world()
     engine = Engine(folders[1], api="vllm")
     late = Late(engine)
@@ -342,8 +343,8 @@ def caught_up(mount, name):
     wait_for(lambda: f"caught-up model=actor engine={name} version=1 result=ok" in mount.text("actor/events"), f"{name} to be brought along", 90)
 
 
-def test_pause_in_doubt():
-    "an SGLang that cannot say whether it is paused, and whose pauses are not answered, is not called serving; brought along once one is"
+def test_pause_unconfirmed():
+    "an SGLang that cannot report whether it is paused, and does not answer pauses, is not shown as serving; it is reconciled once it answers one"
     _, mount, folders = world()
     engine = Engine(folders[1])
     late = Late(engine)
@@ -364,7 +365,7 @@ def test_pause_in_doubt():
 
 
 def test_pause_comes_late():
-    "a pause that an engine hears of after all that was said later is seen, and the engine brought along"
+    "a pause that takes effect after later requests is noticed, and the engine is reconciled"
     _, mount, folders = world()
     for api, pause in (("sglang", "/pause_generation"), ("vllm", "/pause?mode=keep&clear_cache=true")):
         engine = Engine(folders[1], api=api)
@@ -383,8 +384,8 @@ def test_pause_comes_late():
         mount.write(f"engine remove {api}", "actor/ctl")
 
 
-def test_busy_at_its_way_back():
-    "an engine that was too busy for its way back, and answers just after, is not called broken: it is brought along"
+def test_busy_at_rollback():
+    "an engine too busy to answer its rollback that answers shortly after is not shown as broken: it is reconciled"
     _, mount, folders = world()
     engine, free = Engine(folders[1], "--refuse", "2"), threading.Event()
     at_end(free.set)
@@ -402,7 +403,7 @@ def test_busy_at_its_way_back():
 
 
 def test_resume_answer_lost():
-    "a resume whose answer is late: one that can says that it runs; an older SGLang is not called broken and is brought along"
+    "if the answer to a resume is late, an engine that can report its state is believed; an older SGLang is not shown as broken and is reconciled"
     _, mount, folders = world()
     for api, lacks in (("vllm", ()), ("sglang", ()), ("sglang", ("/ready",))):
         engine = Engine(folders[1], api=api)
@@ -424,8 +425,8 @@ def test_resume_answer_lost():
         mount.write("engine remove e", "actor/ctl")
 
 
-def test_started_anew_before_its_resume():
-    "an engine that dies between load and resume, and is back in time for the latter, serves its first weights: no success"
+def test_restarted_before_resume():
+    "an engine that dies between load and resume, and is back in time for the resume, serves its first weights: the switch fails"
     _, mount, folders = world()
     for api, resume in (("sglang", "/continue_generation"), ("vllm", "/resume")):
         engine = Engine(folders[1], api=api)
@@ -446,8 +447,8 @@ def test_started_anew_before_its_resume():
         mount.write(f"engine remove {api}", "actor/ctl")
 
 
-def test_started_anew_on_its_way_back():
-    "one that dies between the load of its old version and the resume, and is back in time for the latter, is not called brought back"
+def test_restarted_in_rollback():
+    "an engine that dies between its rollback's load and resume, and is back in time for the resume, does not count as rolled back"
     _, mount, folders = world()
     for api, resume in (("sglang", "/continue_generation"), ("vllm", "/resume")):
         engine = Engine(folders[1], "--refuse", "2", "--realistic", api=api)
@@ -466,7 +467,7 @@ def test_started_anew_on_its_way_back():
 
 
 def test_killed_in_the_first_switch():
-    "a daemon that is killed in the load of the first switch ever: the next one brings the engine to what was asked for"
+    "a daemon is killed in the load of the very first switch: the next daemon switches the engine to the requested version"
     for api, load in (("sglang", "/update_weights_from_disk"), ("vllm", "/collective_rpc")):
         with scope():
             agent, mount, folders = world()
@@ -484,8 +485,8 @@ def test_killed_in_the_first_switch():
             assert again.text("actor/version") == "2\n" and os.readlink(again.file("actor/current")) == "2"
 
 
-def test_first_switch_is_gone():
-    "the same, and what was asked for is gone meanwhile: said with what to do; no engine is resumed before a load"
+def test_first_switch_version_is_gone():
+    "the same if the requested version is gone by then: the mount reports it with what to do, and resumes no engine before a load"
     agent, mount, folders = world()
     engine = Engine(checkpoint(MEDIUM, seed=9), api="vllm")
     late = Late(engine)
@@ -506,7 +507,7 @@ def test_first_switch_is_gone():
 
 
 def test_refused_first_switch():
-    "the first switch ever, refused: a daemon that is started later brings no engine to it"
+    "the very first switch is refused: a daemon started later does not repeat it"
     agent, mount, folders = world()
     engine = Engine(checkpoint(MEDIUM, seed=9), "--refuse", "2")
     add(mount, "e", engine)
@@ -520,7 +521,7 @@ def test_refused_first_switch():
 
 
 def test_vllm_is_woken_for_a_switch():
-    "vLLM asleep: its weights are woken for the load, the rest of it by the resume, which nothing comes before"
+    "vLLM asleep: the switch wakes its weights for the load and the rest with the resume, and resumes nothing before"
     _, mount, folders = world()
     engine = Engine(folders[1], api="vllm")
     late = Late(engine)
@@ -532,12 +533,12 @@ def test_vllm_is_woken_for_a_switch():
     assert order == ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache", "/resume"], late.seen
     assert engine.serves() == "2" and not engine.is_paused() and engine.generate()
     late.seen.clear()
-    mount.write("1", "actor/version")  # awake by now
+    mount.write("1", "actor/version")  # awake now
     assert engine.serves() == "1" and not any("wake_up" in p for p in late.seen if "?" in p), late.seen
 
 
 def test_old_answer():
-    "what an engine answered before a switch is not held against it after the switch"
+    "an answer that an engine gave before a switch does not count after it"
     _, mount, folders = world()
     late = Late(Engine(folders[1]))
     add(mount, "e", late)
@@ -554,7 +555,7 @@ def test_old_answer():
 
 
 def test_wrong_kind():
-    "an engine added as another kind is refused with what it is not"
+    "an engine added as the wrong kind is refused, and the error says which kind it is not"
     _, mount, folders = world()
     vllm, sglang = Engine(folders[1], api="vllm"), Engine(folders[1])
     assert mount.refused(f"engine add e sglang {vllm.url}", "actor/ctl") == "EPROTO"
@@ -587,7 +588,7 @@ def test_first_switch_is_gated():
 
 
 def test_gate_fetches_what_is_served():
-    "what an engine serves was dropped: it is fetched for the comparison; where that cannot be, the switch is refused"
+    "if the served version was dropped, it is fetched for the comparison; if that fails, the switch is refused"
     need_fuse()
     agent = Agent()
     agent.publish("actor", 1, checkpoint(MEDIUM, seed=1))
@@ -609,7 +610,7 @@ def test_gate_fetches_what_is_served():
 
 
 def test_restarted_engine():
-    "an engine that was restarted on another folder is asked anew, and brought along by the next switch"
+    "an engine restarted on another folder is queried again, and the next switch switches it"
     _, mount, folders = world()
     for api in ("vllm", "sglang"):
         engine = Engine(folders[1], api=api)
@@ -623,7 +624,7 @@ def test_restarted_engine():
 
 
 def test_restarted_and_noticed():
-    "vLLM restarted on a folder of its own, and seen there: a switch that fails brings it back to that folder"
+    "vLLM is restarted on another folder and the mount has noticed: a failed switch rolls it back to that folder"
     _, mount, folders = world()
     own = checkpoint(MEDIUM, seed=9)
     engine = Engine(folders[1], api="vllm")
@@ -641,7 +642,7 @@ def test_restarted_and_noticed():
 
 
 def test_load_comes_late():
-    "a load that an engine hears of after it was loaded back is told: in engines, last_error and events; engine sync mends that"
+    "a load that takes effect after the rollback is reported in engines, last_error and events; engine sync repairs it"
     _, mount, folders = world()
     engine = Engine(folders[1])
     late = Late(engine)

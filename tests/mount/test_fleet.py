@@ -1,8 +1,7 @@
 # beside others
 # sanitizers: thread
 # timeout: 500, takes: 130
-"""Engines over time: settings that outlive a daemon, engines that die, come back and are brought along, commit
-settings, cancel, deadlines."""
+"""Engines over time: settings that survive a daemon, engines that die and return and are reconciled, commit settings, cancel, deadlines."""
 import os
 import shutil
 import threading
@@ -31,7 +30,7 @@ def wait_state(mount, engine, state, seconds=30):
 
 
 def test_settings():
-    "engines, policy, commit, pins and the current version are there again after the daemon was killed"
+    "engines, policy, commit, pins and the current version are restored after the daemon was killed"
     agent, mount, folders, servers = world(2)
     mount.write("commit quorum=1", "actor/ctl")
     mount.write("pin 1", "actor/ctl")
@@ -50,12 +49,12 @@ def test_settings():
 
 
 def test_killed_in_a_switch():
-    "a daemon that is killed in the middle of a switch: the next one brings every engine to the current version"
+    "a daemon is killed in the middle of a switch: the next one reconciles every engine to the current version"
     agent, mount, folders, servers = world(2, "", "--slow", "1500")
     mount.write("1", "actor/version")
     thread = threading.Thread(target=lambda: refused_or_gone(mount))
     thread.start()
-    wait_for(lambda: mount.engines()["e1"].startswith("loading"), "the load")  # the engine itself answers after it
+    wait_for(lambda: mount.engines()["e1"].startswith("loading"), "the load")  # the engine answers afterwards
     mount.kill()
     thread.join()
     again = Mount(agent.url, path=mount.path)
@@ -76,7 +75,7 @@ def refused_or_gone(mount, command="2", file="actor/version"):
 
 
 def test_damaged_settings():
-    "a settings file that is damaged is moved aside and said so; a mount without one starts empty"
+    "a damaged settings file is moved aside with a message; a mount without one starts empty"
     agent, mount, folders, servers = world(1)
     folder = os.path.join(TESTDIR, "state")
     mount.kill()
@@ -91,7 +90,7 @@ def test_damaged_settings():
 
 
 def rewrite_settings(mount, change):
-    "Of a mount that is dead. The file."
+    "Edits the settings file of a dead mount; returns its path."
     folder = os.path.join(TESTDIR, "state")
     name = os.path.join(folder, next(f for f in os.listdir(folder) if f.endswith(os.path.basename(mount.path))))
     with open(name, encoding="utf-8") as f:
@@ -103,7 +102,7 @@ def rewrite_settings(mount, change):
 
 
 def test_settings_of_a_newer_release():
-    "a line of the settings that is not known is named and left out, the others hold, and a copy is kept"
+    "an unknown line of the settings is named and skipped, the others apply, and a copy of the file is kept"
     agent, mount, folders, servers = world(1)
     mount.kill()
     name = rewrite_settings(mount, lambda text: text.replace("engine add", "colour green\nengine add", 1))
@@ -114,7 +113,7 @@ def test_settings_of_a_newer_release():
 
 
 def test_settings_of_an_older_release():
-    "a daemon of an older release ended in a switch: none of its engines is believed, all are brought to what is current"
+    "after an older release's daemon ended in a switch no engine's state is trusted: all are reconciled to the current version"
     agent, mount, folders, servers = world(2)
     mount.write("1", "actor/version")
     mount.kill()
@@ -128,7 +127,7 @@ def test_settings_of_an_older_release():
 
 
 def test_settings_disk_full():
-    "settings that cannot be kept: the command is done, and fails with what will be forgotten"
+    "if settings cannot be stored the command is carried out, and fails with what will be lost at a restart"
     need_fuse()
     full = unique("full")
     os.makedirs(full)
@@ -141,12 +140,12 @@ def test_settings_disk_full():
     said = mount.text("actor/last_error")
     assert "it holds, but" in said and "errno ENOSPC" in said and "state=DIR" in said, said
     assert mount.engines()["e0"].startswith("serving")
-    mount.write("2", "actor/version")  # a switch is not the settings' to end
+    mount.write("2", "actor/version")  # a failure to store the settings does not end a switch
     assert engine.serves() == "2" and "errno ENOSPC" in mount.text("last_error")
 
 
 def test_remove_model():
-    "a model is not removed under its engines, nor in a switch; then it is"
+    "a model with engines, or in a switch, is not removed; afterwards it is"
     agent, mount, folders, servers = world(1, "", "--slow", "1000")
     thread = threading.Thread(target=lambda: refused_or_gone(mount))
     thread.start()
@@ -162,7 +161,7 @@ def test_remove_model():
 
 
 def test_broken_is_remembered():
-    "an engine without good weights is not resumed by a daemon that is started later, nor by its failing switches"
+    "a broken engine is not resumed by a later daemon, nor by that daemon's failing switches"
     need_fuse()
     agent = Agent()
     folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2)}
@@ -193,7 +192,7 @@ def test_broken_is_remembered():
 
 
 def test_engine_comes_back():
-    "an engine that dies is shown as unknown; under follow it is brought along when it is back"
+    "an engine that dies is shown as unknown; with policy follow it is reconciled when it is back"
     agent, mount, folders, servers = world(1)
     mount.write("follow", "actor/policy")
     wait_state(mount, "e0", "serving 2")
@@ -206,7 +205,7 @@ def test_engine_comes_back():
 
 
 def test_many_come_back():
-    "engines that were all started anew are brought along beside each other; with commit=rolling=1 one after the other"
+    "restarted engines are reconciled in parallel; with commit=rolling=1 one after the other"
     agent, mount, folders, servers = world(4, "", "--slow", "2000")
     mount.write("2", "actor/version")
     mount.write("follow", "actor/policy")
@@ -230,10 +229,10 @@ def again(folder, engine):
     return Engine(folder, "--slow", "2000", api=engine.api, port=engine.port)
 
 
-def test_silent_engines_hold_nobody_up():
-    "engines that do not answer are asked beside the others: one that dies is seen as soon as if it were alone"
+def test_silent_engines_delay_no_other():
+    "engines that do not answer are queried in parallel: the death of another one is noticed as soon as without them"
     agent, mount, folders, servers = world(7)
-    for e in servers[:6]:  # 5 s each, one after the other: the last would be seen after half a minute
+    for e in servers[:6]:  # 5 s each: in sequence the last would be noticed after half a minute
         suspend(e.pid)
     try:
         start = time.monotonic()
@@ -249,7 +248,7 @@ def test_silent_engines_hold_nobody_up():
 
 
 def test_stale_under_manual():
-    "an engine that was restarted on something else is shown as stale and left alone under manual; `engine sync` mends it"
+    "with policy manual an engine restarted on another version is shown as stale and left alone; `engine sync` repairs it"
     agent, mount, folders, servers = world(1)
     mount.write("2", "actor/version")
     servers[0].kill()
@@ -262,7 +261,7 @@ def test_stale_under_manual():
 
 
 def test_quorum():
-    "commit=quorum: goes on without an engine while enough are left, and brings it along later"
+    "commit=quorum continues without an engine while enough are left, and reconciles it later"
     agent, mount, folders, servers = world(3)
     mount.write("1", "actor/version")
     mount.write("commit quorum=2", "actor/ctl")
@@ -279,7 +278,7 @@ def test_quorum():
 
 
 def test_left_paused():
-    "an engine that was left paused is not taken for one that serves, also not by a later daemon; it is brought along"
+    "an engine that was left paused does not count as serving, also not for a later daemon; it is reconciled"
     need_fuse()
     agent = Agent()
     folders = {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
@@ -301,7 +300,7 @@ def test_left_paused():
     wait_state(again, "e1", "serving 2")
     never_serves(again, "e0")
     other.kill()
-    assert again.refused("1", "actor/version") == "EHOSTUNREACH"  # and nobody resumes e0 for that
+    assert again.refused("1", "actor/version") == "EHOSTUNREACH"  # e0 is not resumed for that
     never_serves(again, "e0", 2)
     busy.kill()
     back = Engine(folders[1], port=busy.port)
@@ -310,7 +309,7 @@ def test_left_paused():
 
 
 def never_serves(mount, engine, seconds=7):
-    "For longer than the mount takes from one look at its engines to the next."
+    "The engine never serves for longer than the mount's interval between two engine queries."
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert not mount.engines()[engine].startswith("serving"), mount.text("actor/events")
@@ -318,7 +317,7 @@ def never_serves(mount, engine, seconds=7):
 
 
 def test_killed_while_it_catches_up():
-    "a daemon that is killed while it brings one engine along: the next one does not take it for one that serves"
+    "a daemon is killed while it reconciles an engine: the next one does not take the engine for serving"
     agent, mount, folders, servers = world(2, "", "--slow", "2000")
     mount.write("2", "actor/version")
     servers[0] = again(folders[1], servers[0])
@@ -332,7 +331,7 @@ def test_killed_while_it_catches_up():
     later.wait_version("actor", 2)
     wait_state(later, "e0", "serving 2", 60)
     assert servers[0].serves() == "2" and servers[0].generate()
-    assert later.text("actor/events").count(" paused ") == 1  # the other one is left alone
+    assert later.text("actor/events").count(" paused ") == 1  # the other engine is not touched
 
 
 def test_rolling():
@@ -357,7 +356,7 @@ def test_rolling():
 
 
 def test_rolling_counts_the_lost():
-    "commit=rolling=2: after one engine has failed, the others go on one at a time"
+    "commit=rolling=2: after one engine has failed, the others are switched one at a time"
     agent, mount, folders, _ = world()
     servers = [Engine(folders[1], *(("--refuse", "2") if i == 0 else ())) for i in range(5)]
     for i, e in enumerate(servers):
@@ -373,8 +372,8 @@ def test_rolling_counts_the_lost():
     assert mount.engines()["e0"].startswith("broken")
 
 
-def test_hanging_engine_pauses_nobody():
-    "an engine that hangs is found out before any other is paused"
+def test_hanging_engine_is_found_first():
+    "an engine that hangs is found before any other is paused"
     agent, mount, folders, servers = world(1)
     hangs = Engine(folders[1], api="vllm")
     mount.write(f"engine add h vllm {hangs.url} pause-timeout=1", "actor/ctl")
@@ -400,7 +399,7 @@ def test_group():
 
 
 def test_cancel():
-    "cancel and a deadline end a switch; its engines go back"
+    "cancel and a deadline end a switch; its engines are rolled back"
     agent, mount, folders, servers = world(1, "", "--slow", "3000")
     mount.write("1", "actor/version")
     results = []
@@ -424,7 +423,7 @@ def test_cancel():
 
 
 def test_cancel_while_it_is_fetched():
-    "cancel ends a switch whose version is still on its way, and the writer is not told to write again"
+    "cancel ends a switch whose version is still being pulled, and the writer gets ECANCELED"
     need_fuse()
     agent = Agent()
     agent.publish("actor", 1, checkpoint(MEDIUM, seed=1))
@@ -441,7 +440,7 @@ def test_cancel_while_it_is_fetched():
 
 
 def test_stage_and_check():
-    "stage fetches, verifies and gates; check is the gate alone; no engine hears of either"
+    "stage fetches, verifies and gates; check is the gate alone; neither sends anything to an engine"
     agent, mount, folders, servers = world(1)
     mount.write("1", "actor/version")
     mount.write("stage 2", "actor/ctl")

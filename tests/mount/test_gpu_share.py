@@ -1,6 +1,6 @@
 # sanitizers: address thread
 # timeout: 400
-"""Versions that are shared device to device: ranks, their agent, and readers, over the stand-in driver (tests/fakes)."""
+"""Versions shared on GPUs between ranks, their agent and readers, on the stand-in driver (tests/fakes)."""
 import base64
 import contextlib
 import json
@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 class Tool:
-    """A process that answers a line for a line."""
+    """A process with line-based requests and answers."""
 
     def __init__(self, name, *args, fake=FAKE, driver=DRIVER, prefix=(), **kw):
         if REAL and fake != FAKE:
@@ -89,7 +89,7 @@ class Tool:
         return self.answer(seconds)
 
     def refused(self, command, word=""):
-        """The number of the error, whose sentence has the word."""
+        """The errno of a refusal whose message contains the word."""
         try:
             line = self.ask(command)
         except Refused as e:
@@ -121,7 +121,7 @@ ENOENT, EBUSY, EINVAL, ENODEV, EXDEV, ENOTSUP, ETIMEDOUT, ESTALE, EMFILE = 2, 16
 def agent_of():
     need_driver()
     agent = Agent()
-    wait_for(lambda: os.path.exists(agent.sock), "the agent's socket")  # its port is there first
+    wait_for(lambda: os.path.exists(agent.sock), "the agent's socket")  # wait for its port
     return agent
 
 
@@ -154,7 +154,7 @@ def opens(reader, version, pieces):
 
 
 def test_parameters():
-    """cuda_ipc: strided, transposed, reversed and converted parameters are opened where they are, byte for byte"""
+    """cuda_ipc: strided, transposed, reversed and converted parameters are opened in place, byte for byte"""
     agent = agent_of()
     rank, reader = rank_of(agent, "share=cuda_ipc"), reader_of(agent)
     offload([rank], 1)
@@ -170,7 +170,7 @@ def test_parameters():
 
 
 def test_mapped():
-    """cuda_ipc: mappings side by side come as one segment of descriptors, with parameters across their borders"""
+    """cuda_ipc: adjacent mappings are one segment of descriptors, with parameters that cross their borders"""
     agent = agent_of()
     rank, reader = rank_of(agent, "share=cuda_ipc", "vmm"), reader_of(agent)
     offload([rank], 7)
@@ -193,18 +193,18 @@ def packed(fake, pieces, *args):
 
 
 def test_packed():
-    """packed_cuda_ipc: buffers in turn, gathered and converted by the kernel, the parameters are the trainer's again at once"""
+    """packed_cuda_ipc: two buffers in turn, gathered and converted by the kernel; the parameters may change at once"""
     names = packed(FAKE, ALL[1])
     assert "master:0:BF16" in names or "master:0:F32:converts" in names, names  # built without nvcc
 
 
 def test_packed_by_copies():
-    """packed_cuda_ipc without kernels: gathered by copies, what is converted comes as it is and says so"""
+    """packed_cuda_ipc without kernels: gathered by copies; converted tensors are shared unconverted, and the report says so"""
     assert "master:0:F32:converts" in packed(FAKE + ",kernels=0", ALL[1] - 1, "forward")
 
 
 def test_mount():
-    """.wsync/cuda_ipc.json is there while an agent of this host shares the version, and not elsewhere"""
+    """.wsync/cuda_ipc.json exists while an agent of this host shares the version, and not elsewhere"""
     need_driver()
     need_fuse()
     agent = agent_of()
@@ -228,7 +228,7 @@ def test_mount():
     assert "cuda_ipc.json" not in os.listdir(far.file("actor/1/.wsync"))
     rank.ask("unshare 5000")
     wait_for(lambda: not os.path.exists(mount.file("actor/1/.wsync/cuda_ipc.json")), "the file to go")
-    assert mount.read("actor/1/model.safetensors")  # which the slot still has
+    assert mount.read("actor/1/model.safetensors")  # the slot still has it
 
 
 def test_ranks():
@@ -247,7 +247,7 @@ def test_ranks():
 
 
 def test_unshare():
-    """Unsharing waits for the readers that have it open and names them, also one that is killed; it stays closed to others meanwhile"""
+    """unshare waits for the readers that have the version open and names them, also a killed one; meanwhile no other reader can open it"""
     agent = agent_of()
     rank, reader, other = rank_of(agent, "share=cuda_ipc"), reader_of(agent), reader_of(agent)
     offload([rank], 1)
@@ -264,7 +264,7 @@ def test_unshare():
 
 
 def test_buffers():
-    """A packed buffer that a reader has is not written: the version goes on without being shared, and the next one is shared again"""
+    """a packed buffer that a reader has open is not written: the version is published without being shared, and the next one is shared again"""
     agent = agent_of()
     rank, reader = rank_of(agent, "share=packed_cuda_ipc", "timeout=500"), reader_of(agent)
     offload([rank], 1)
@@ -273,13 +273,13 @@ def test_buffers():
     offload([rank], 3)
     assert 3 not in status(agent)
     assert reader.ask("check 1").startswith("good")
-    offload([rank], 4)  # by the other buffer
+    offload([rank], 4)  # in the other buffer
     assert 4 in status(agent)
     for version in 5, 6, 7:
         offload([rank], version)
     assert sorted(status(agent)) == [1, 6]
     assert reader.ask("check 1").startswith("good")
-    assert rank.log().count("not shared on GPUs") == 1, rank.log()  # the same reader is said, and waited for, once
+    assert rank.log().count("not shared on GPUs") == 1, rank.log()  # the same reader is named, and waited for, once
     assert reader.ask("close 0") == "closed"
     offload([rank], 8)
     offload([rank], 9)
@@ -287,7 +287,7 @@ def test_buffers():
 
 
 def test_trainer_ends():
-    """A trainer that is killed: readers that have the version keep it, and no reader opens it any more"""
+    """the trainer is killed: readers that have the version open keep it, and no other reader can open it"""
     agent = agent_of()
     for how in ("share=cuda_ipc", "share=packed_cuda_ipc"):
         model = how[6:]
@@ -302,7 +302,7 @@ def test_trainer_ends():
 
 
 def test_agent_ends():
-    """An agent that is killed: what is open is still waited for, and the next agent goes on"""
+    """the agent is killed: unshare still waits for open readers, and the next agent continues"""
     agent = agent_of()
     rank = rank_of(agent, "share=packed_cuda_ipc", "timeout=500")
     reader = reader_of(agent)
@@ -313,7 +313,7 @@ def test_agent_ends():
     os.unlink(agent.sock)
     again = Agent(sock=agent.sock)
     wait_for(lambda: os.path.exists(agent.sock), "the agent's socket")
-    offload([rank], 3)  # not shared: somebody still has version 1
+    offload([rank], 3)  # not shared: a reader still has version 1
     assert 3 not in status(again)
     assert reader.ask("check 1").startswith("good")
     assert reader.ask("close 0") == "closed"
@@ -323,7 +323,7 @@ def test_agent_ends():
 
 
 def test_lineage():
-    """A request for the old lineage's versions does not open another lineage's; a version that was abandoned is never offered"""
+    """a request for the old lineage's version does not open another lineage's; an abandoned version is never offered"""
     agent = agent_of()
     first = rank_of(agent, "share=cuda_ipc", "timeout=2000", rank=0, world=2)
     second = rank_of(agent, "share=cuda_ipc", "timeout=2000", rank=1, world=2)
@@ -342,7 +342,7 @@ def test_lineage():
 
 
 def test_limits():
-    """What cannot be: no driver, an unknown strategy, a full table of descriptors"""
+    """no driver, an unknown strategy, a full table of descriptors"""
     agent = agent_of()
     rank, reader = rank_of(agent, "share=cuda_ipc", "vmm"), reader_of(agent, driver="/nowhere/libcuda.so")
     offload([rank], 1)
@@ -363,7 +363,7 @@ def test_limits():
 
 
 class Between:
-    """A socket whose connections go on to the agent's; what is asked is seen before the agent gets it."""
+    """A proxy for the agent's socket; it sees requests before the agent does."""
 
     def __init__(self, agent, seen):
         self.sock, self.target, self.seen = unique("between.sock"), agent.sock, seen
@@ -404,7 +404,7 @@ class Between:
 
 
 def test_refused():
-    """A version that cannot be opened whole is given back after what was opened of it is closed"""
+    """a version that cannot be opened completely is released after its opened parts are closed"""
     agent = agent_of()
     rank = rank_of(agent, "share=cuda_ipc")
     offload([rank], 1)
@@ -423,7 +423,7 @@ def test_refused():
 
 
 def test_namespaces():
-    """A reader in another PID namespace is refused with the reason, which the agent's status shows, too"""
+    """a reader in another PID namespace is refused with the reason, which the agent's status shows too"""
     agent = agent_of()
     if os.geteuid() != 0 or subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], stderr=subprocess.DEVNULL).returncode:
         pytest.skip("cannot make a PID namespace here")
@@ -475,7 +475,7 @@ def test_hostile():
     for verb, body in asks:
         reply = peer.ask(verb, body)
         if verb == "gpu/open" and reply["status"] == 200:
-            continue  # a negative version counts as none: the newest
+            continue  # a negative version means the newest
         assert reply["status"] >= 400 and reply["error"], (verb, body, reply)
     device = good["ranks"][0]["segments"][0]["device"]
     handle = base64.b64encode(bytes(64)).decode()
@@ -492,7 +492,7 @@ def test_hostile():
         for one in bad:
             reply = peer.ask("share", {"version": 1, "run": good["run"], "strategy": "cuda_ipc", "listing": one}, [null.fileno()])
             assert reply["status"] >= 400 and reply["error"], (one, reply)
-            assert "begin" not in reply["error"], (one, reply)  # it is the listing that is refused
+            assert "begin" not in reply["error"], (one, reply)  # the listing is refused
         reply = peer.ask("share", {"version": 1, "run": good["run"], "strategy": "cuda_ipc", "listing": listing()}, [null.fileno()])
         assert "begin" in reply["error"], reply
     opens(reader, 1, ALL[1])
@@ -536,7 +536,7 @@ def demanded(share, source):
     mount.wait_version(share, 1)
     if share == "packed_cuda_ipc":
         for r in ranks:
-            r.ask("fill 99")  # they are the trainer's again
+            r.ask("fill 99")  # the parameters may change again
     whole(mount.read(share, "1/model.safetensors"), 1)
     assert status(agent, share)[1]["made"]
     reader.ask("close 0")
@@ -553,19 +553,19 @@ def demanded(share, source):
 
 
 def test_demand():
-    """On demand: announced without a slot, made when a mount reads it, gone when it is taken back before"""
+    """on demand: announced without a slot, filled when a mount reads it, gone if it is unshared before"""
     need_driver()
     demanded("cuda_ipc", lambda agent: f"unix:{agent.sock}")
 
 
 def test_demand_packed():
-    """On demand, packed, over tcp: made out of the buffers, whatever the parameters hold by then"""
+    """on demand, packed, over tcp: filled from the buffers, whatever the parameters contain by then"""
     need_driver()
     demanded("packed_cuda_ipc", lambda agent: agent.url)
 
 
 def test_demand_trainer_ends():
-    """On demand: when a rank ends the version goes too, and waiting readers get an error"""
+    """on demand: when a rank ends the version is gone, and waiting readers get an error"""
     agent = agent_of()
     rank = rank_of(agent, "share=packed_cuda_ipc", "on-demand")
     offload([rank], 1)
@@ -586,8 +586,8 @@ def test_demand_trainer_ends():
     assert agent.get("/v1/models")["models"][0]["versions"] == []
 
 
-def test_demand_parting():
-    """On demand: a rank that went ahead alone goes on with the others as soon as they come"""
+def test_demand_one_rank_ahead():
+    """on demand: a rank that is one step ahead continues with the others as soon as they arrive"""
     agent = agent_of()
     ranks = [rank_of(agent, "share=packed_cuda_ipc", "on-demand", rank=r, world=2) for r in range(2)]
     offload(ranks, 1)
@@ -598,12 +598,12 @@ def test_demand_parting():
     ranks[1].send("offload 3")
     for r in ranks:
         assert r.answer() == "done 3"
-    assert time.monotonic() - begun < 15 * SLOW  # and not the rank's timeout of 20 s
+    assert time.monotonic() - begun < 15 * SLOW  # and not after the rank's timeout of 20 s
     opens(reader_of(agent), 3, ALL[2])
 
 
 def test_demand_fails():
-    """On demand: what cannot be made says why, and can be asked for again"""
+    """on demand: if filling the slot fails the reader gets the reason, and may try again"""
     agent = agent_of()
     rank = rank_of(agent, "share=cuda_ipc", "on-demand", fake=FAKE + ",fail=cuStreamWaitEvent:2:999:40")
     reader = reader_of(agent)
