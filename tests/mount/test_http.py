@@ -1,6 +1,6 @@
 # sanitizers: thread
-"""The answers of the four HTTP servers to raw requests, as they have been since 0.1: status, headers and body, and whether
-the connection goes on. They are in tests/fixtures/http_answers; HTTP_ANSWERS=FILE writes them to FILE instead."""
+"""The raw answers of the four HTTP servers, unchanged since 0.1: status, headers, body, and whether the connection stays open. They are in
+tests/fixtures/http_answers; HTTP_ANSWERS=FILE writes them to FILE instead."""
 import difflib
 import http.client
 import os
@@ -16,14 +16,14 @@ LINES = []
 
 
 def one(s, head):
-    """One response: its status, headers and body."""
+    """Reads one response: status, headers and body."""
     r = http.client.HTTPResponse(s, method="HEAD" if head else "GET")
     r.begin()
     return r, r.read()
 
 
 def ask(port, server, what, target, *headers, method="GET", body=b"", split=False):
-    """Sends it, and after it, on the same connection, a request that is answered where that was left open."""
+    """Sends the request, and then a request with a known answer on the same connection if it is still open."""
     head = "".join(f"{h}\r\n" for h in (f"{method} {target} HTTP/1.1", "Host: x", *headers))
     length = f"Content-Length: {len(body)}\r\n" if body and "Content-Length" not in head else ""
     with socket.create_connection(("127.0.0.1", port), timeout=60 * SLOW) as s:
@@ -65,12 +65,12 @@ def ask(port, server, what, target, *headers, method="GET", body=b"", split=Fals
 
 
 def common(port, server, target, other, *headers):
-    """target: one that is served to GET; other: to POST."""
+    """Requests for every server. target: a path served to GET; other: a path served to POST."""
     def a(what, *args, **kw):
         ask(port, server, what, *args, *headers, **kw)
     a("GET", target)
     if " with" in server and "without" not in server:
-        return  # what nobody may but who has the token
+        return  # what needs the token
     a("HEAD", target, method="HEAD")
     a("POST of what is read", target, method="POST", body=b"{}")
     a("PUT", target, method="PUT", body=b"{}")
@@ -95,7 +95,7 @@ def common(port, server, target, other, *headers):
 
 
 def test_answers():
-    "four servers answer raw requests as they always have: paths, methods, HEAD, tokens, bodies, ranges, tags"
+    "four servers give the recorded answers to raw requests: paths, methods, HEAD, tokens, bodies, ranges, tags"
     need_fuse()
     token = unique("token")
     with open(token, "w") as f:

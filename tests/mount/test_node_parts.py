@@ -1,7 +1,7 @@
 # beside others
 # timeout: 415, takes: 90
-"""A trainer on two nodes with two ranks each, and two inference nodes, each in a network namespace of its own: what
-mounts show is compared with what one rank alone publishes of the same numbers."""
+"""A trainer on two nodes with two ranks each, and two inference nodes, each in its own network namespace: mounts must show the same
+bytes as a single rank publishes of the same tensors."""
 import errno
 import json
 import os
@@ -11,14 +11,14 @@ import time
 from network import Network
 from world import *
 
-T0, T1 = "10.77.0.1", "10.77.0.2"  # the trainer's nodes; t0 has the primary
+T0, T1 = "10.77.0.1", "10.77.0.2"  # the trainer's nodes; t0 has the primary agent
 INFERENCE = ("i0", "i1")
-SILENT = 8  # seconds after which an agent is called that
+SILENT = 8  # seconds after which an agent counts as lost
 EMBEDDING = "model.embed_tokens.weight"
 
 
 class Rank:
-    """A rank of the C trainer. Commands are answered with a line each."""
+    """A rank of the C trainer. It answers each command with a line."""
 
     def __init__(self, sock, rank, world, **env):
         ranks = [rank, world] if world > 1 else []
@@ -40,14 +40,14 @@ class Rank:
 
 
 def say(ranks, command):
-    """To all of them at once; the answers."""
+    """Sends a command to all of them at once; returns the answers."""
     for rank in ranks:
         rank.say(command)
     return [rank.answer() for rank in ranks]
 
 
 class World:
-    """Two agents, four ranks, and a fifth that has everything and publishes to an agent of its own."""
+    """Two agents with four ranks, and a fifth rank that has all tensors and publishes to a separate agent."""
 
     def __init__(self, archive=False):
         need_fuse()
@@ -76,8 +76,8 @@ class World:
     def start_rank(self, r):
         return Rank((self.a0 if r < 2 else self.a1).sock, r, 4, **self.env)
 
-    def come_back(self, r, version):
-        """A rank that has ended, anew, and brought to what the others are about to offload."""
+    def restart_rank(self, r, version):
+        """Starts a rank that has ended again, with the tensors that the others are about to offload."""
         self.ranks[r] = self.start_rank(r)
         for _ in range(version - 1):
             assert say([self.ranks[r]], "step 0.01")[0].startswith("stepped")
@@ -87,7 +87,7 @@ class World:
             return Mount(urls or f"{self.a0.url},{self.a1.url}", f"host={node},token-file={self.token},{options}")
 
     def step(self):
-        """All change alike."""
+        """Changes the tensors of all ranks in the same way."""
         answers = say([*self.ranks, self.alone], "step 0.01")
         assert len(set(answers)) == 1, answers
 
@@ -121,27 +121,27 @@ def digest(mount, version):
 
 
 def test_two_and_two():
-    "two trainer nodes with two ranks each: both inference nodes have the whole, byte by byte; the next version comes by deltas"
+    "two trainer nodes with two ranks each: both inference nodes have the whole version, byte by byte; the next one arrives by deltas"
     w = World()
     w.publish(1)
     mounts = [w.mount(node) for node in INFERENCE]
     for mount in mounts:
         mount.wait_version("actor", 1)
-        assert sorted(n for n in os.listdir(mount.path) if n.startswith("actor")) == ["actor"]  # parts are not shown
+        assert sorted(n for n in os.listdir(mount.path) if n.startswith("actor")) == ["actor"]  # the parts themselves are not shown
         w.expect_same(mount, 1)
         assert tensors_of(mount.file("actor/1/model.safetensors")).keys() >= {EMBEDDING, "frozen"}
         assert "2 parts: tcp full; tcp full" in mount.status("actor")["version.1"]
     assert digest(mounts[0], 1) == digest(mounts[1], 1)
     whole = os.path.getsize(mounts[0].file("actor/1/model.safetensors"))
     held = [w.get(n, a, "/v1/status")["slot_bytes"] for n, a in (("t0", w.a0), ("t1", w.a1))]
-    assert all(0.45 * whole < b < 0.6 * whole for b in held), (held, whole)  # each node holds its own
+    assert all(0.45 * whole < b < 0.6 * whole for b in held), (held, whole)  # each node holds its own part
 
     w.step()
     w.publish(2)
     for mount in mounts:
         w.expect_same(mount, 2)
         assert mount.status("actor")["version.2"].count("tcp delta from 1") == 2, mount.text("actor/status")
-        w.expect_same(mount, 1)  # as it was
+        w.expect_same(mount, 1)  # as before
     assert digest(mounts[0], 2) == digest(mounts[1], 2) != digest(mounts[0], 1)
     assert digest(mounts[0], 1) == digest(mounts[1], 1)
     for v in (3, 4, 5):
@@ -152,7 +152,7 @@ def test_two_and_two():
 
 
 def test_release():
-    "releases, reports and the ranks' waiting for engines go by the primary, also from a rank on another node"
+    "releases, reports and the ranks' waits for engines go through the primary, also from a rank on another node"
     w = World()
     w.publish(1)
     engines = []
@@ -167,7 +167,7 @@ def test_release():
     wait_for(lambda: len(stands()) == 2, "the mounts")
     w.step()
     w.publish(2)
-    with w.net.inside("t1"):  # asked of the agent that is not the primary
+    with w.net.inside("t1"):  # sent to the agent that is not the primary
         r = wsync("release", "--agent", w.a1.url, "--token-file", w.token, "--wait", 60 * SLOW, "actor", 2, check=False)
     assert r.returncode == 0 and "released: 2 mounts serve it" in r.stdout + r.stderr, r
     assert say(w.ranks, "loaded 2") == ["loaded 2"] * 4
@@ -177,7 +177,7 @@ def test_release():
 
 
 def test_missing_agent():
-    "a mount that was not told of an agent shows no version, and says which part is missing and whose it is"
+    "a mount without one of the agents as its source shows no version, and says which part is missing and on which node it is"
     w = World()
     w.publish(1)
     for urls, missing in ((w.a0.url, f"part 2 of 2 (of the agent {T1}:{w.a1.port})"),
@@ -196,7 +196,7 @@ def test_missing_agent():
 
 
 def test_slow():
-    "a lookup in a version that has yet to be merged from its parts waits for them as long as a read would"
+    "a lookup in a version that must first be merged from its parts waits for them as long as a read would"
     w = World()
     w.publish(1)
     w.net.slow("t1", 4, sends=True)  # 7 MB take 15 s
@@ -241,7 +241,7 @@ def test_relay():
 
 
 def test_archives():
-    "each agent archives its part; the folders together are a source, of versions that are deltas, too"
+    "each agent archives its part; the folders together are a source, also of versions stored as deltas"
     w = World(archive=True)
     for v in (1, 2, 3):
         w.publish(v)
@@ -260,7 +260,7 @@ def test_archives():
 
 
 def test_agent_killed():
-    "an agent that dies while it is pulled from is named in time; the trainer is told; both come back"
+    "an agent that dies during a pull is named in time; the trainer is told; both recover"
     w = World()
     w.publish(1)
     w.net.slow("t1", 10, sends=True)  # 7 MB take 6 s
@@ -282,7 +282,7 @@ def test_agent_killed():
     say(w.ranks[:2], "offload 2")
     told = say(w.ranks[:2], "wait 2")
     assert all(a.startswith("failed") and f"{T1}:{w.a1.port}" in a for a in told), told
-    assert time.monotonic() - start < (SILENT + 25) * SLOW  # in time, no hang
+    assert time.monotonic() - start < (SILENT + 25) * SLOW  # in time, without a hang
     for rank in w.ranks[2:]:
         rank.kill()
     w.start_secondary(port=w.a1.port, sock=w.a1.sock)
@@ -294,7 +294,7 @@ def test_agent_killed():
 
 
 def test_primary_killed():
-    "when the primary's agent dies no version is half there: the other node's ranks are told, and a new trainer goes on with a new one"
+    "when the primary agent dies no version is half published: the other node's ranks are told, and a new trainer continues with a new primary"
     w = World()
     w.publish(1)
     mount = w.mount("i0")
@@ -318,7 +318,7 @@ def test_primary_killed():
 
 
 def test_rank_killed():
-    "a rank that is killed in the middle of an offload abandons the version on both nodes; the last one stays; the next works"
+    "a rank killed in the middle of an offload makes both nodes abandon the version; the previous one stays; the next one works"
     w = World()
     w.publish(1)
     mount = w.mount("i0")
@@ -335,14 +335,14 @@ def test_rank_killed():
         told = say(others, f"wait {version}")
         assert all(a.startswith("failed") and f"rank {victim}" in a for a in told), (answers, told)
         assert all(version not in vs and version - 1 in vs for vs in w.parts().values()), w.parts()
-        w.come_back(victim, version)
+        w.restart_rank(victim, version)
         w.publish(version)
         w.expect_same(mount, version)
         w.expect_same(mount, version - 1)
 
 
 def test_rank_restarted():
-    "a rank that ends between versions and is back: the next offload hears nothing of a round that is over, on either node"
+    "a rank that restarts between versions is not affected by a finished round at its next offload, on either node"
     w = World()
     w.publish(1)
     mount = w.mount("i0")
@@ -350,13 +350,13 @@ def test_rank_restarted():
     for version, victim in enumerate((0, 3, 0), 2):
         w.step()
         w.ranks[victim].kill()
-        w.come_back(victim, version)
+        w.restart_rank(victim, version)
         w.publish(version)
         w.expect_same(mount, version)
 
 
-def test_passed_by():
-    "a version that one rank passes by is given up, on whichever node that was; the next works at once"
+def test_skipped_version():
+    "a version that one rank skips is abandoned, on whichever node; the next one works at once"
     w = World()
     w.publish(1)
     mount = w.mount("i0")
@@ -365,7 +365,7 @@ def test_passed_by():
         others = [rank for i, rank in enumerate(w.ranks) if i != missing]
         w.step()
         assert all(a.startswith("offloaded") for a in say(others, f"offload {version - 1}"))
-        w.ranks[missing].say(f"offload {version}")  # the others come to it when they hear of this
+        w.ranks[missing].say(f"offload {version}")  # the other ranks join it when they learn of the abandonment
         told = say(others, f"wait {version - 1}")
         assert all(a.startswith("failed 125 ") and f"rank {missing} went on to version {version}" in a for a in told), told
         say(others + [w.alone], f"offload {version}")
@@ -376,7 +376,7 @@ def test_passed_by():
 
 
 def test_disagreement():
-    "nodes that offload different versions publish neither, and the error names each node's version; the next works"
+    "nodes that offload different versions publish neither, and the error names each node's version; the next one works"
     w = World()
     w.publish(1)
     mount = w.mount("i1")
@@ -394,7 +394,7 @@ def test_disagreement():
 
 
 def test_cut_apart():
-    "trainer nodes that lose each other abandon what they write, in time and with a name; together again they go on"
+    "trainer nodes that lose contact abandon the version in progress, in time and with a name; reconnected they continue"
     w = World()
     w.publish(1)
     mount = w.mount("i0")
@@ -419,7 +419,7 @@ def test_cut_apart():
 
 
 def test_whole_again():
-    "a trainer that comes back on one node publishes whole versions, which take the place of those in parts, and back again"
+    "a trainer that restarts on one node publishes whole versions that replace those in parts, and back again"
     w = World()
     w.publish(1)
     mount = w.mount("i0")

@@ -1,8 +1,8 @@
 # beside others
 # timeout: 425, takes: 110
-"""A trainer and three inference nodes, each in a network namespace of its own, joined by a bridge in one more: links
-are slowed down, cut and mended while versions are released. A proxy between a mount and its engines or the agent
-(between.py) keeps requests back until the test goes on."""
+"""A trainer and three inference nodes, each in its own network namespace, joined by a bridge in another one: links are slowed down, cut
+and restored while versions are released. A proxy between a mount and its engines or the agent (between.py) holds requests back
+until the test continues."""
 import os
 import subprocess
 import time
@@ -11,16 +11,15 @@ from between import LOADS, Between
 from network import Network
 from world import *
 
-SILENT = 15  # seconds after which a mount is called that
-BACK = 25  # and in which it has caught up once its link is back
+SILENT = 15  # seconds after which a mount counts as lost
+BACK = 25  # seconds in which a mount catches up once its link is back
 NODES = ("n0", "n1", "n2")
-REPORTS = ("/v1/actor/",)  # and what is asked of the model; the poll is of all models
+REPORTS = ("/v1/actor/",)  # what a mount requests for its model; the poll covers all models
 
 
 class Nodes:
-    """An agent with versions 1 and 2 of actor; a mount on each node that follows, with an engine of either kind;
-    1 is released. Loads of each node's engines can be held; the nodes in `between` reach the agent by one whose
-    files of version 2 can be."""
+    """An agent with versions 1 and 2 of actor; on each node a mount that follows, with an engine of either kind; 1 is released. Loads of
+    each node's engines can be held; the nodes in `between` reach the agent through a proxy that can hold the files of version 2."""
 
     def __init__(self, between=()):
         need_fuse()
@@ -60,7 +59,7 @@ class Nodes:
         return found[0] if found else {"engines": 0, "follows": None, "silent": None, "loaded": None}
 
     def start(self, *args):
-        """A command at the trainer."""
+        """Starts a command on the trainer's node."""
         with self.net.inside("trainer"):
             p = subprocess.Popen([WSYNC, args[0], "--agent", self.agent.url, "--token-file", self.token,
                                   *map(str, args[1:])], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -82,11 +81,11 @@ class Nodes:
         return self.end(self.begin(version))
 
     def state(self, node):
-        """How far a node is with the release that was begun last, by the agent's list."""
+        """The node's state in the latest release, from the agent's list."""
         return [m["state"] for m in self.get("/v1/releases")[0]["mounts"] if m["mount"].startswith(node + ":")][0]
 
     def serve(self, version):
-        """The nodes whose two engines both serve it, and answer."""
+        """The nodes both of whose engines serve the version and answer."""
         found = []
         for node in NODES:
             with self.net.inside(node):
@@ -95,7 +94,7 @@ class Nodes:
         return tuple(found)
 
     def answer(self):
-        """None is paused: one that is would keep the request until it is resumed."""
+        """No engine is paused: a paused one would hold the request until its resume."""
         for node in NODES:
             with self.net.inside(node):
                 for e in self.engines[node]:
@@ -109,12 +108,12 @@ class Nodes:
         return all(load.held for load in self.loads[node])
 
     def say(self, nodes, version):
-        """Does the agent's list say that they are there and serve it?"""
+        """Whether the agent's list shows the nodes as present and serving the version."""
         stands = [self.stands(n) for n in nodes]
         return all(not s["silent"] and s["loaded"] and s["loaded"]["version"] == version for s in stands)
 
     def back(self, nodes, version):
-        """Since their links are back, nodes catch up by themselves, in time, and the agent knows it."""
+        """After their links are back, the nodes catch up by themselves, in time, and the agent shows it."""
         start = time.monotonic()
         wait_for(lambda: self.serve(version) == NODES, f"{nodes} to serve {version}", BACK)
         wait_for(lambda: self.say(NODES, version), f"the agent's word of {nodes}", BACK)
@@ -125,7 +124,7 @@ class Nodes:
 
 
 def test_cut_while_preparing():
-    "a node whose link is cut while it prepares is left out and named, the others go on; it catches up when it is back"
+    "a node whose link is cut while it prepares is left out and named, the others continue; it catches up when its link is back"
     nodes = Nodes()
     for mount in nodes.mounts.values():
         mount.wait_version("actor", 2)
@@ -158,7 +157,7 @@ def test_cut_while_preparing():
 
 
 def test_cut_after_commit():
-    "nodes that are cut off before they hear of the commit, and before they have loaded, are named and catch up"
+    "nodes that are cut off after the commit, before they learn of it or have loaded, are named and catch up"
     nodes = Nodes(between=["n0"])
     nodes.links["n0"].hold = True
     release = nodes.begin(2)
@@ -183,7 +182,7 @@ def test_cut_after_commit():
 
 
 def test_short_cut():
-    "reports that are lost while the poll gets through are made good: the release ends with all nodes"
+    "reports lost during a short cut are sent again: the release ends with all nodes"
     nodes = Nodes(between=NODES)
     lost = lambda node: "did not take a report" in nodes.mounts[node].text()
     n1, engine = nodes.mounts["n1"], nodes.loads["n1"][1]
@@ -210,7 +209,7 @@ def test_short_cut():
 
 
 def test_trainer_cut():
-    "while the trainer is cut off every node goes on as it was; then the fleet is whole again"
+    "while the trainer is cut off every node keeps serving; then the fleet is complete again"
     nodes = Nodes()
     nodes.net.cut("trainer")
     wait_for(lambda: all(nodes.stands(n)["silent"] for n in NODES), "all nodes to be silent", SILENT + 5)
@@ -221,7 +220,7 @@ def test_trainer_cut():
         assert tensors_of(mount.file("actor/1/model.safetensors")) == tensors_of(nodes.folders[1] + "/model.safetensors")
     out = nodes.end(nodes.start("wait", "--loaded", "all", "--timeout", 1, "actor", 1), good=False)
     assert "is not loaded" in out, out
-    nodes.publish(3)  # nobody hears of it yet
+    nodes.publish(3)  # no node knows of it yet
     nodes.net.mend("trainer")
     nodes.end(nodes.start("wait", "--loaded", 3, "--timeout", BACK * SLOW, "actor", 1))
     nodes.back(NODES, 1)

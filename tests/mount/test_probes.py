@@ -18,7 +18,7 @@ def get(port, path, method="GET"):
 
 
 def test_ready():
-    "an engine is ready while it serves the current version; restarted with old weights, paused or dead it is not, at once"
+    "an engine is ready while it serves the current version; restarted with old weights, paused or dead it is not, immediately"
     need_fuse()
     agent, port = Agent(), free_port()
     folders = {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
@@ -57,7 +57,7 @@ def test_ready():
 
 
 def test_routes():
-    "metrics and liveness; what is wrong gets a status and a sentence; a port that is taken fails the mount"
+    "metrics and liveness; wrong requests get a status and a message; a port in use makes the mount fail"
     need_fuse()
     agent, port = Agent(), free_port()
     agent.publish("actor", 1, checkpoint(SMALL))
@@ -81,7 +81,7 @@ def test_routes():
 
 
 def test_daemonset():
-    "the DaemonSet that is shipped mounts on a fresh node, recovers after a kill, and is not shown read-only to engines' pods"
+    "the shipped DaemonSet mounts on a fresh node, recovers after a kill, and engines' pods do not see it read-only"
     need_fuse()
     agent, port, node = Agent(), free_port(), unique("node")
     with open(os.path.join(os.environ["ROOT"], "mount-helpers/kubernetes/wsync-mount.yaml")) as f:
@@ -94,7 +94,7 @@ def test_daemonset():
         f.write("not asked for\n")
     here = {"/etc/wsync/token": token, "0.0.0.0:18862": f"127.0.0.1:{port}", "$(NODE_NAME)": "node-1", "SOURCE": agent.url,
             "exec wsync": f"exec {WSYNC}", "/wsync/": node + "/"}
-    each = re.compile("|".join(map(re.escape, here)))  # in one go: a checkout may be in a folder of the name wsync
+    each = re.compile("|".join(map(re.escape, here)))  # in one pass: the checkout's own path may contain /wsync/
     command = [each.sub(lambda found: here[found[0]], word) for word in command]
 
     def mounted():

@@ -1,8 +1,8 @@
 # beside others
 # timeout: 240
-"""The Python publisher where things go wrong: wrong tensors, ranks that disagree, agents that end or are of another release,
-trainers that crash and come back. Errors name rank, tensor and remedy, and the next offload works. Without torch; ranks are
-threads. Not with sanitizers: a plain Python cannot load such a libwsync; tests/kill/test_ranks.py does the same in C."""
+"""The Python publisher's error handling: wrong tensors, ranks that disagree, agents that end or are of another release, trainers that
+crash and restart. Errors name rank, tensor and remedy, and the next offload works. Without torch; ranks are threads. Not with
+sanitizers: a plain Python cannot load such a libwsync; tests/kill/test_ranks.py does the same in C."""
 import errno
 import gc
 import os
@@ -41,7 +41,7 @@ def opened(agent, source, *args, **kw):
 
 
 def together(*calls):
-    """Each in a thread of its own; what they return or raise."""
+    """Runs the functions in a thread each; returns their results or exceptions."""
     out = [None] * len(calls)
 
     def one(i):
@@ -60,7 +60,7 @@ def together(*calls):
 
 
 def refused(call, kind, *words):
-    """The error of a call that must fail: of that type, with all of the words."""
+    """The exception of a call that must fail, of that type and with all of the words."""
     try:
         call()
     except kind as e:
@@ -76,7 +76,7 @@ def said(e, *words):
 
 
 def served(agent, version, model="actor"):
-    """{name: (dtype, shape, bytes)} of a version, from the agent itself."""
+    """{name: (dtype, shape, bytes)} of a version, read from the agent."""
     path = os.path.join(unique("served"))
     run = next(m["run"] for m in agent.get("/v1/models")["models"] if m["name"] == model)
     with urllib.request.urlopen(f"{agent.url}/v1/{model}/{version}/files/model.safetensors?run={run}", timeout=20) as r, open(path, "wb") as f:
@@ -94,7 +94,7 @@ def works(pub, agent, version, source, model="actor"):
 
 
 def test_audit():
-    "what two ranks hold both is compared: a rank that has diverged is named with tensor and elements; it may warn, or be off"
+    "tensors that two ranks both hold are compared: a diverged rank is named with tensor and elements; it can warn instead, or be off"
     agent = Agent()
     same = {"w": np.arange(6000, dtype=np.float32).reshape(60, 100), "b": np.ones(7, np.float16)}
     other = {name: a.copy() for name, a in same.items()}
@@ -112,7 +112,7 @@ def test_audit():
 
     assert offer("same", 1, {name: np.asfortranarray(a) for name, a in same.items()}) == ([], [None, None])
     told, heard = offer("other", 1, other)
-    assert len(told) == 1 and told[0].errno == errno.ECANCELED, told  # who committed last
+    assert len(told) == 1 and told[0].errno == errno.ECANCELED, told  # the rank that committed last
     for e in told + heard:
         said(e, "replicas differ", "elements 0 to 5999 of w", "between rank 1 and rank 0")
     assert offer("warned", 1, other, audit_warn=True) == ([], [None, None])
@@ -121,7 +121,7 @@ def test_audit():
 
 
 def test_forms():
-    "arrays of every form: strides, no elements, no dimensions, eight of them, NaNs with payloads"
+    "arrays of every form: strides, no elements, no dimensions, eight dimensions, NaNs with payloads"
     agent = Agent()
     r = np.random.default_rng(1)
     whole = r.standard_normal((24, 40)).astype(np.float32)
@@ -146,7 +146,7 @@ def test_forms():
 
 
 def test_names():
-    "names of every kind are the file's, and those that cannot be are refused"
+    "tensor names of every kind appear in the file; invalid ones are refused"
     need_fuse()
     agent = Agent()
     mount = Mount(f"unix:{agent.sock}")
@@ -168,7 +168,7 @@ def test_names():
 
 
 def test_wrong_tensors():
-    "what is no tensor of a file: rank, tensor and remedy are named, and the next offload works"
+    "values that no file can hold: rank, tensor and remedy are named, and the next offload works"
     agent = Agent()
     good = {"w": np.arange(6, dtype=np.float32)}
     source = dict(good)
@@ -223,7 +223,7 @@ def offload_all(pubs, version):
 
 
 def test_disagreement():
-    "ranks that disagree on shape, dtype, version, world size or lineage, or do not come"
+    "ranks that disagree on shape, dtype, version, world size or lineage, or are missing"
     agent = Agent()
     sources = [{"all": np.zeros((4, 6), np.float32), f"own.{i}": np.zeros(3, np.float32)} for i in range(2)]
     pubs = ranks_of(agent, sources, timeout=3)
@@ -231,14 +231,14 @@ def test_disagreement():
     for other in (np.zeros((6, 4), np.float32), np.zeros((4, 6), np.float16), np.zeros(24, np.float32)):
         kept, sources[1]["all"] = sources[1]["all"], other
         told = together(lambda: pubs[0].offload(2), lambda: pubs[1].offload(2))
-        for e in told if told[0] else told[1:]:  # rank 0 may be through before rank 1 says that it has changed
+        for e in told if told[0] else told[1:]:  # rank 0 may finish before rank 1 reports its change
             said(e, "of 2, model actor", "ranks 0 and 1 disagree", "dtype or shape of all", "same")
             assert e.errno == errno.EPROTO, e
         sources[1]["all"] = kept
     assert agent.get("/v1/models")["models"][0]["newest"] == 1
     offload_all(pubs, 2)
 
-    pubs[0].offload(3)  # does not wait for the other
+    pubs[0].offload(3)  # does not wait for the other rank
     pubs[1].offload(4)
     said(together(lambda: pubs[0].wait_published(3))[0], "rank 0 of 2", "version 3 of actor was abandoned", "rank 1 went on to version 4", "same version")
     said(together(lambda: pubs[1].wait_published(4, timeout=0.3))[0], "rank 1 of 2", "version 4 of actor", "missing: rank 0")
@@ -264,7 +264,7 @@ def test_disagreement():
 
 
 def test_changes():
-    "shapes, dtypes and names that change between steps are registered again, by 1 and by 2 ranks"
+    "shapes, dtypes and names that change between steps are registered again, with 1 and 2 ranks"
     agent = Agent()
     r = np.random.default_rng(2)
     for n in (1, 2):
@@ -287,7 +287,7 @@ def test_changes():
 
 
 def test_one_changes():
-    "one rank alone changes what it has: the step gets through or is refused with a reason, the next one gets through"
+    "only one rank changes its tensors: the step succeeds or is refused with a reason, the next one succeeds"
     agent = Agent()
     sources = [{"own.0": np.arange(5)}, {"own.1": np.arange(50000)}]
     pubs = ranks_of(agent, sources, timeout=2)
@@ -307,7 +307,7 @@ def test_one_changes():
 
 
 def test_agent_ends():
-    "an agent that ends between offloads: the error says so, and the same publisher goes on with the next agent"
+    "an agent that ends between offloads: the error says so, and the same publisher works with the next agent"
     agent = Agent()
     sources = [{"all": np.arange(12.0), f"own.{i}": np.full(3, i)} for i in range(2)]
     one = {"w": np.arange(5)}
@@ -329,15 +329,15 @@ def test_agent_ends():
         assert (pubs[0].run, alone.run) == runs
         assert served(agent, 2 + turn)["own.1"][2] == sources[1]["own.1"].tobytes()
     agent.kill()
-    agent = Agent(port=agent.port, sock=agent.sock)  # before the publisher has noticed anything
+    agent = Agent(port=agent.port, sock=agent.sock)  # before the publisher has noticed
     offload_all(pubs, 4)
     agent.process.send_signal(signal.SIGKILL)
     refused(lambda: publisher(agent, one), wsync.Error, "rank 0 of 1", agent.sock, "running?") if agent.process.wait() else None
 
 
 class Impostor:
-    """A socket that takes requests as an agent does, and answers with what answer(path, body) returns: a dict, one and a descriptor,
-    bytes or None (closes)."""
+    """A socket that accepts requests like an agent, and answers with what answer(path, body) returns: a dict, a dict and a descriptor,
+    bytes, or None (closes)."""
 
     def __init__(self, answer):
         self.sock, self.answer, self.paths = unique("impostor") + ".sock", answer, []
@@ -409,7 +409,7 @@ def test_other_release():
             e = refused(lambda: pub.offload(1), wsync.Error, *remedy, *words, impostor.sock)
             assert e.errno == errno.EPROTO, e
         pub.close()
-    # one of 0.1.0, which takes a slot that another base is in for good: what comes from the base is written all the same
+    # a 0.1.0 agent, which would keep a slot of another base forever: the base's bytes are written all the same
     slot, folder = os.memfd_create("slot"), checkpoint({"w": ("F32", [4]), "x": ("F32", [2])}, sidecars=False)
     os.truncate(slot, 4120)
     at_end(os.close, slot)
@@ -418,7 +418,7 @@ def test_other_release():
     held = {"w": np.arange(4, dtype=np.float32)}
     opened(impostor, held, base=folder).offload(1)
     assert os.pread(slot, 24, 4096) == held["w"].tobytes() + tensors_of(f"{folder}/model.safetensors")["x"][2]
-    # the answer to the commit is lost: the lineage may be opened, and is not opened again
+    # the answer to the commit is lost: the lineage may have been opened, and is not opened again
     asked, slot = [], os.memfd_create("slot")
     os.truncate(slot, 4128)
     at_end(os.close, slot)
@@ -432,7 +432,7 @@ def test_other_release():
     for _ in range(2):
         refused(lambda: pub.offload(1), wsync.Error, "next offload")
     assert asked == [(True, None), (False, "r")], asked
-    # begin without the descriptors, and one that hangs up
+    # a begin without descriptors, and one with a closed connection
     impostor = Impostor(lambda p, b: ok(good) if p.endswith("register") else ok({"fresh": False}))
     refused(lambda: opened(impostor, source).offload(1), wsync.Error, "rank 0 of 1", "descriptors")
     impostor = Impostor(lambda p, b: None)
@@ -448,7 +448,7 @@ def test_other_release():
 
 
 def test_memory():
-    "references and memory: nothing is kept of the trainer's tensors, and neither side grows"
+    "no reference to the trainer's tensors is kept, and neither side's memory grows"
     agent = Agent()
     arrays = [np.random.default_rng(i).standard_normal((64, 64)).astype(np.float32) for i in range(12)]
     source = {f"layer.{i}.weight": a for i, a in enumerate(arrays)}
@@ -461,7 +461,7 @@ def test_memory():
     source["turned"] = values[-1]
     gc.collect()
     before = counts()
-    trainer, other, blocks = (np.zeros(OFFLOADS, np.int64) for _ in range(3))  # this test itself takes nothing more, either
+    trainer, other, blocks = (np.zeros(OFFLOADS, np.int64) for _ in range(3))  # nor does this test itself use more
     for version in range(2, OFFLOADS + 2):
         arrays[version % 12][version % 64] += 1
         pub.offload(version)
@@ -481,7 +481,7 @@ def test_memory():
     for n in ("trainer", "agent"):
         assert grown[n][1] - grown[n][0] < 1 << 20, grown
     assert grown["blocks"][1] - grown["blocks"][0] < 500, grown
-    for bad in (np.zeros(2, np.complex128), None):  # nor by errors
+    for bad in (np.zeros(2, np.complex128), None):  # nor after errors
         source["bad"] = bad
         refused(lambda: pub.offload(1 << 40), TypeError, "bad")
         del source["bad"]
@@ -511,7 +511,7 @@ if die:
 
 
 def test_crash():
-    "a trainer is killed after 7, one that resumes goes on at 8, one that restored 4 opens a lineage: engines end on the new 5"
+    "a trainer killed after 7 resumes at 8; one that restored 4 opens a lineage: engines end on the new 5"
     need_fuse()
     port, folder = free_port(), unique("run")
     sock = f"{folder}/agent.sock"

@@ -1,6 +1,6 @@
 # sanitizers
 # timeout: 240, takes: 20
-"""Every way to read a mounted file, in every mode, gives the published bytes."""
+"""Every way to read a mounted file, in every mode, returns the published bytes."""
 import concurrent.futures
 import os
 import select
@@ -40,7 +40,7 @@ def same_tensors(a, b):
 
 @pytest.mark.parametrize("options", MODES)
 def test_modes(options):
-    "all readers, in every mode"
+    "all kinds of readers, in every mode"
     agent, mount, folder = world(options)
     path = mount.file("actor/1/model.safetensors")
     same_tensors(path, folder + "/model.safetensors")
@@ -69,7 +69,7 @@ def test_many_at_once():
 
 
 def test_fio():
-    "fio verifies nothing but reads at random with 4 jobs"
+    "fio's 4 jobs read at random without errors"
     _, mount, _ = world()
     path = mount.file("actor/1/model.safetensors")
     r = subprocess.run(["fio", "--name=r", f"--filename={path}", "--readonly", "--rw=randread", "--bs=64k", "--numjobs=4",
@@ -114,7 +114,7 @@ def test_tensor_files():
 
 
 def test_ipc():
-    "a unix: source shares memory: no byte moves"
+    "a unix: source shares memory: no bytes are copied"
     need_fuse()
     agent = Agent()
     folder = checkpoint(LARGE)
@@ -181,7 +181,7 @@ def test_poll():
     "events can be polled and followed"
     agent, mount, folder = world(tensors=SMALL)
     fd = os.open(mount.file("actor/events"), os.O_RDONLY)
-    wait_for(lambda: b"known" in os.pread(fd, 1 << 20, 0), "the version's event")  # its folder is there a moment before
+    wait_for(lambda: b"known" in os.pread(fd, 1 << 20, 0), "the version's event")  # the version's folder appears a moment earlier
     seen = os.pread(fd, 1 << 20, 0)
     p = select.poll()
     p.register(fd, select.POLLIN)
@@ -194,7 +194,7 @@ def test_poll():
 
 
 def test_100k():
-    "a version of 100,000 tensors is listed and opened"
+    "a version of 100,000 tensors can be listed and opened"
     if SANITIZER:
         pytest.skip("too slow under a sanitizer")
     need_fuse()

@@ -1,5 +1,5 @@
 # beside others
-"""What readers keep of a version stays what it was, also where no lease shows it: pages in a pipe, or a kernel without leases."""
+"""Bytes that readers have obtained never change, also where no lease shows the readers: pages in a pipe, or a kernel without leases."""
 import fcntl
 import mmap
 import os
@@ -17,7 +17,7 @@ def same(mount, version, folder):
 
 
 class Pipe:
-    """Holds pages of a file, as many as go in: spliced, not copied; the file is closed again."""
+    """Holds pages of a file, as many as fit: spliced, not copied; the file is closed again."""
 
     def __init__(self, path):
         self.out, into = os.pipe()
@@ -44,7 +44,7 @@ def pull(mount, version, **kw):
 
 @pytest.mark.parametrize("how", ("passthrough", "link", "cached"))
 def test_pipe(how):
-    "what was spliced into a pipe before its file was closed is never patched"
+    "pages spliced into a pipe before their file was closed are never patched"
     need_fuse()
     agent, folder = Agent(), checkpoint(LARGE, seed=1)
     agent.publish("actor", 1, folder)
@@ -62,7 +62,7 @@ def test_pipe(how):
 
 
 def test_slots():
-    "a slot whose memory readers had is never filled again: what they spliced stays"
+    "a slot whose memory readers had is never filled again: spliced pages stay"
     need_fuse()
     agent, folder = Agent("--slots", "3"), checkpoint(LARGE, seed=1)
     agent.publish("actor", 1, folder)
@@ -88,7 +88,7 @@ def test_idle_mount():
     assert 'how="ipc"' in pull(mount, 1)
     agent.publish("actor", 2, folder)
     assert 'how="ipc"' in pull(mount, 2)
-    for version in range(3, 7):  # nobody wants these
+    for version in range(3, 7):  # these have no readers
         agent.publish("actor", version, folder)
     mount.wait_version("actor", 6)
     pull(mount, 6)
@@ -96,9 +96,9 @@ def test_idle_mount():
 
 
 def test_narrow_memory():
-    "where --memory has no third slot, what a mount by unix: keeps is a copy, and the trainer goes on"
+    "if --memory leaves no room for a third slot, a unix: mount keeps a copy, and the trainer continues"
     need_fuse()
-    agent, folder = Agent("--memory", "8M"), checkpoint(MEDIUM)  # two of 1.6 MB fit beside another model's
+    agent, folder = Agent("--memory", "8M"), checkpoint(MEDIUM)  # two slots of 1.6 MB fit beside another model's
     agent.publish("other", 1, checkpoint({"w": ("U8", [4 << 20])}))
     agent.publish("actor", 1, folder)
     mount = Mount(f"unix:{agent.sock}")
@@ -110,7 +110,7 @@ def test_narrow_memory():
 
 
 def test_two_slots():
-    "two slots are the trainer's: a mount by unix: gets copies, which the agent says once"
+    "with --slots 2 both belong to the trainer: a unix: mount gets copies, which the agent logs once"
     need_fuse()
     agent, folder = Agent("--slots", "2"), checkpoint(MEDIUM)
     agent.publish("actor", 1, folder)
@@ -124,7 +124,7 @@ def test_two_slots():
 
 
 def test_little_memory():
-    "where the machine has no room for a third slot a mount by unix: gets copies, and the trainer goes on"
+    "if the machine has no memory for a third slot a unix: mount gets copies, and the trainer continues"
     need_fuse()
     try:
         group = Group("agent")
@@ -134,7 +134,7 @@ def test_little_memory():
     agent, folder = kind(), checkpoint(LARGE)  # 25 MB
     for version in 1, 2:
         agent.publish("actor", version, folder)
-    group.limit(group.usage() + (256 << 20) + (10 << 20))  # which it leaves to others, and less than a slot
+    group.limit(group.usage() + (256 << 20) + (10 << 20))  # free memory that it leaves to others, less than a slot
     mount = Mount(f"unix:{agent.sock}")
     for version in range(3, 7):
         assert 'how="ipc full' in pull(mount, version - 1)
@@ -144,7 +144,7 @@ def test_little_memory():
 
 
 def test_stuck_readers():
-    "readers that never end, one of each version, do not stop the trainer: two have the agent's memory, the others copies"
+    "readers that never close, one of each version, do not stop the trainer: two have the agent's memory, the others copies"
     need_fuse()
     agent, folder, held = Agent(), checkpoint(MEDIUM), []
     agent.publish("actor", 1, folder)
@@ -164,7 +164,7 @@ def test_stuck_readers():
 
 
 def test_lost_engine():
-    "an engine that is gone for good does not stop the trainer: what is current stays, the version before it gives way"
+    "an engine that has ended does not stop the trainer: the current version stays, the previous one is released"
     need_fuse()
     agent, folder = Agent(), checkpoint(SMALL)
     agent.publish("actor", 1, folder)
@@ -188,7 +188,7 @@ def test_lost_engine():
 
 
 def test_without_leases():
-    "where the kernel grants no leases a mount gets copies, which is said once, and no version that is read is written over"
+    "if the kernel grants no leases a mount gets copies, which is logged once, and no version is overwritten while it is read"
     need_fuse()
     prefix = [os.path.join(BUILD, "tests/tools/without_leases")]
     blind = lambda kind: type(kind.__name__, (kind,), {"prefix": prefix})
@@ -211,7 +211,7 @@ def test_without_leases():
 
 
 def test_memory():
-    "a slot that is laid out larger is within --memory, or the version is refused"
+    "a slot that must grow stays within --memory, or the version is refused"
     agent = Agent("--memory", "60M")
     folder = checkpoint(LARGE)  # 25 MB
     for version in 1, 2:
@@ -219,5 +219,5 @@ def test_memory():
     larger = checkpoint({f"layer.{i}.weight": ("BF16", [1024, 1024]) for i in range(19)})  # 40 MB
     r = agent.publish("actor", 3, larger, check=False)
     assert r.returncode and "does not fit: --memory leaves" in r.stderr, (r.returncode, r.stderr)
-    agent.publish("actor", 4, folder)  # what fits goes on
+    agent.publish("actor", 4, folder)  # a version that fits still works
     assert agent.get("/v1/status")["slot_bytes"] <= 60e6

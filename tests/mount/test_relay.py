@@ -1,8 +1,8 @@
 # beside others
 # sanitizers: thread
 # timeout: 460, takes: 100
-"""Mounts as sources of other mounts: chains, trees and rings of them, bytes that are passed on while they arrive, mounts that
-lie or die; and nginx in between, which caches what never changes."""
+"""Mounts as sources of other mounts: chains, trees and rings, bytes passed on while they arrive, mounts that send wrong bytes or die;
+and nginx in between, which caches what never changes."""
 import http.client
 import os
 import re
@@ -21,7 +21,7 @@ BLOCK = 4 << 20
 
 
 class Relay(Mount):
-    """A mount that serves; .url is what other mounts have as their source."""
+    """A mount that serves others; .url is their source."""
 
     def __init__(self, source, options="", port=None, **kw):
         self.port = port or free_port()
@@ -34,7 +34,7 @@ class Relay(Mount):
 
 
 class Drip(Gate):
-    """Of files one connection gets a trickle, more than a peer that is kept for lost, and all others are closed."""
+    """A proxy: one connection for files gets a trickle, just more than the limit for a dead peer; all other connections for files are closed."""
 
     def __init__(self, url):
         self.dripping = False
@@ -59,7 +59,7 @@ class Drip(Gate):
 
 
 class Distant(Gate):
-    """Of files one connection gets nothing at first, as by a long round trip, and all others are closed. Opened, it is as others."""
+    """A proxy: one connection for files gets nothing at first, as over a long round trip; all others are closed. Once opened it is transparent."""
 
     def __init__(self, url):
         self.holds = self.opened = False
@@ -97,7 +97,7 @@ def leaf_of(*sources, options=""):
 
 
 def sent(server, kind="agent"):
-    """Bytes of files that an agent or a relay has sent."""
+    """The bytes of files that an agent or a relay has sent."""
     with urllib.request.urlopen(server.url + "/metrics", timeout=20 * SLOW) as r:
         return int(re.search(rf"^wsync_{kind}_sent_bytes_total (\d+)$", r.read().decode(), re.M).group(1))
 
@@ -131,7 +131,7 @@ def error_of(function):
 
 
 def raw(url, path, **headers):
-    """Status, headers and body, whatever the status."""
+    """Status, headers and body, for any status."""
     c = http.client.HTTPConnection("127.0.0.1", int(url.rsplit(":", 1)[1]), timeout=30 * SLOW)
     c.request("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
     r = c.getresponse()
@@ -141,7 +141,7 @@ def raw(url, path, **headers):
 
 
 def test_chain():
-    "three mounts in a chain: the fourth reads the trainer's bytes and manifest, and hears of new versions at once"
+    "three mounts in a chain: the fourth reads the trainer's bytes and manifest, and learns of new versions at once"
     agent, folder = published("--delta-cache", 0)  # so that bytes can be counted
     chain = [Relay(agent.url)]
     for _ in range(2):
@@ -162,7 +162,7 @@ def test_chain():
         print(f"# version {v} was complete at the end of the chain after {time.monotonic() - start:.2f} s", flush=True)
         assert same(leaf, folder, v)
     assert sent(agent) == 3 * size, (sent(agent), size)
-    # Version 1 is gone at the agent, but not with those that hold it.
+    # The agent has dropped version 1, the mounts that hold it have not.
     fresh = Mount(chain[0].url)
     fresh.wait_version("actor", 3)
     if os.path.isdir(fresh.file("actor/1")):
@@ -170,7 +170,7 @@ def test_chain():
 
 
 def test_while_it_arrives():
-    "blocks are passed on while the mount between is still filling"
+    "blocks are passed on while the mount in between is still filling"
     agent, folder = published()
     gate = Gate(agent.url, 10 << 20)
     relay = Relay(gate.url, "streams=2")
@@ -180,11 +180,11 @@ def test_while_it_arrives():
     assert state(relay) == "pulling" and progress(relay) < size_of(leaf), relay.text("actor/1/.wsync/progress")
     gate.open()
     assert same(leaf, folder)
-    assert sent(agent) < 2 * size_of(leaf)  # nothing was given up in the meantime but what stood still for long
+    assert sent(agent) < 2 * size_of(leaf)  # nothing was abandoned meanwhile except what stalled for long
 
 
 def test_reader_goes_first():
-    "what a reader below waits for is fetched first"
+    "blocks that a reader waits for are fetched first"
     agent, folder = published()
     gate = Gate(agent.url, 0)
     relay = Relay(gate.url, "streams=1")
@@ -220,14 +220,14 @@ def test_tree():
     assert all(same(l, folder) for l in leaves)
     size = size_of(leaves[0])
     assert sent(agent) == size and sent(relay, "relay") == 3 * size, (sent(agent), sent(relay, "relay"), size)
-    # On the trainer's host it has the trainer's own memory, of which no byte was copied.
+    # On the trainer's host the mount shares the trainer's own memory and copies no byte.
     near = Relay(f"unix:{agent.sock}")
     assert same(leaf_of(near.url), folder)
     assert 'how="ipc"' in near.text("actor/status") and sent(agent) == size
 
 
-def test_liar():
-    "a mount that sends other bytes is caught at the block; with a second source the leaf has the right ones"
+def test_wrong_bytes():
+    "a mount that sends wrong bytes is caught at the block; with a second source the leaf gets the right ones"
     agent, folder = published()
     relay = Relay(agent.url)
     leaf = Mount(f"unix:{unique('nobody')}.sock")
@@ -241,20 +241,20 @@ def test_liar():
 
 
 def test_invented_manifest():
-    "a source that invents a whole manifest contradicts the agent: neither is read, and both are named"
+    "a source with an invented manifest contradicts the agent: neither is read, and both are named"
     agent, folder = published()
     run = agent.get("/v1/models")["models"][0]["run"]
     other = Agent()
     other.publish("actor", 1, checkpoint(LARGE, seed=99), "--run", run)
     relay = Relay(other.url)
     leaf = leaf_of(relay.url, agent.url)
-    wait_for(lambda: leaf.text("status").count(" up transport=") == 2, "both to be heard")  # one alone is believed
+    wait_for(lambda: leaf.text("status").count(" up transport=") == 2, "both to be heard")  # a single source is believed
     assert error_of(lambda: leaf.read("actor/1/model.safetensors")) == "EBADMSG"
     pulled = wsync("pull", "--mount", leaf.path, "actor", "1", check=False)
     for said in (leaf.text("actor/status"), pulled.stderr, leaf.text("actor/last_error")):
         assert "disagree" in said and relay.url in said and agent.url in said, said
     assert "EBADMSG" in leaf.text("actor/last_error") and relay.get("/v1/models")["models"]
-    # What was read before the other was heard stays, and is marked.
+    # What was read before the contradiction stays, and is marked.
     early = leaf_of(relay.url)
     early.read("actor/1/model.safetensors")
     early.write(f"add actor {agent.url}", "ctl")
@@ -265,7 +265,7 @@ def test_invented_manifest():
 
 
 def test_killed():
-    "a mount that dies in the middle: the leaf goes on with its second source, or fails, says why, and goes on later"
+    "a mount dies during a pull: the leaf continues with its second source, or fails, says why, and continues later"
     agent, folder = published()
     gate = Gate(agent.url, 10 << 20)
     port = free_port()
@@ -288,7 +288,7 @@ def test_killed():
 
 
 def test_drips():
-    "a lane whose source sends next to nothing while others move block after block gives its run back, and the version is whole"
+    "a lane whose source sends next to nothing while others are fast returns its extent, and the version is complete"
     agent, folder = published()
     drip = Drip(agent.url)
     leaf = Mount(f"{drip.url},{agent.url}", "streams=4")
@@ -299,9 +299,9 @@ def test_drips():
 
 
 def test_distance():
-    "a lane whose first bytes take long is not held for slow while there is other work: its source goes on serving"
+    "a lane whose first bytes take long does not count as slow while there is other work: its source stays in use"
     agent, folder = published()
-    distant, near = Distant(agent.url), Gate(agent.url, 13 << 20)  # three runs of other lanes, and part of a fourth
+    distant, near = Distant(agent.url), Gate(agent.url, 13 << 20)  # three extents of other lanes, and part of a fourth
     leaf = Mount(f"{distant.url},{near.url}", "streams=2")
     leaf.wait_version("actor", 1, sources=2)
     pulling = threading.Thread(target=leaf.write, args=("pull 1", "actor/ctl"))
@@ -316,7 +316,7 @@ def test_distance():
 
 
 def test_follow():
-    "a mount that follows behind another one acts on what is released, not on what is published"
+    "a mount that follows another mount acts on releases, not on publishes"
     agent, folder = published()
     agent.ask("/v1/actor/1/release")
     relay = Relay(agent.url)
@@ -335,7 +335,7 @@ def test_follow():
 
 
 def test_rings():
-    "mounts that have each other, or themselves, as sources: they serve, forget and end as others do"
+    "mounts that have each other, or themselves, as sources serve, forget and end like others"
     agent, folder = published()
     ports = [free_port() for _ in range(3)]
     url = lambda i: f"http://127.0.0.1:{ports[i]}"
@@ -350,7 +350,7 @@ def test_rings():
     assert before == [r.get("/v1/models")["seq"] for r in ring] and via() == [1, 2, 3]
     assert same(ring[2], folder)
     assert all(state(r) == "ready" for r in ring)
-    # Nobody holds version 2 when the agent forgets it: the ring does too.
+    # No mount holds version 2 when the agent forgets it: the ring forgets it too.
     for v in (2, 3):
         agent.publish("actor", v, checkpoint(LARGE, seed=v))
         for mount in ring:
@@ -370,7 +370,7 @@ def left(relay):
 
 
 def test_waiting_rings():
-    "of two or three mounts that have each other as their first source one leaves the ring at once; nothing is tried again after a time-out"
+    "of two or three mounts with each other as first source one leaves the ring at once; nothing waits for a time-out"
     agent, folder = published()
     for n, at_once in ((2, False), (3, False), (2, True), (3, True)):
         ports = [free_port() for _ in range(n)]
@@ -379,7 +379,7 @@ def test_waiting_rings():
             mount.wait_version("actor", 1, sources=2)
         for mount in ring if at_once else ():
             mount.write("pull 1 async", "actor/ctl")
-        for mount in ring:  # the first one's has all others pull
+        for mount in ring:  # the first mount's pull makes all others pull
             mount.write("pull 1", "actor/ctl")
             assert same(mount, folder) and mount.status()["retries"] == "0", mount.text("status")
         line = f"a ring of {n} mounts that wait for each other is left model=actor version=1"
@@ -388,7 +388,7 @@ def test_waiting_rings():
 
 
 def test_dead_rings():
-    "mounts that have each other, and an agent that has ended, as their sources: their pulls fail, and no mount stays in the ring in vain"
+    "mounts with each other and an ended agent as sources: their pulls fail, and no mount keeps waiting in the ring"
     for n in (2, 3):
         agent, _ = published()
         ports = [free_port() for _ in range(n)]
@@ -409,7 +409,7 @@ def test_dead_rings():
 
 
 def test_waiting_chain():
-    "a chain of mounts that wait says so, is no ring, and no mount leaves it"
+    "a chain of waiting mounts reports that it waits, is not taken for a ring, and no mount leaves it"
     agent, folder = published()
     gate = Gate(agent.url, 0)
     chain = [Relay(gate.url)]
@@ -429,7 +429,7 @@ def test_waiting_chain():
 
 
 def test_eviction():
-    "a slow reader does not hold memory that the cache wants: it is cut"
+    "a slow reader does not hold memory that the cache needs: its connection is closed"
     agent, _ = published()
     agent.publish("actor", 2, checkpoint(LARGE, seed=2))
     relay = Relay(agent.url, "cache=30M,keep=1")
@@ -455,13 +455,13 @@ def test_eviction():
 
 
 def test_end():
-    "a mount that serves ends at once while others wait for what it does not have"
+    "a mount that serves ends at once while others wait for bytes that it does not have"
     agent, _ = published()
     gate = Gate(agent.url, 6 << 20)
     relay = Relay(gate.url)
     leaf = leaf_of(relay.url, options="open=stream")
     leaf.write("pull 1 async", "actor/ctl")
-    wait_for(lambda: gate.left <= 0, "requests", 60)  # over several streams these bytes need not be a whole block
+    wait_for(lambda: gate.left <= 0, "requests", 60)  # over several streams these bytes need not form a whole block
     time.sleep(0.5)
     start = time.monotonic()
     relay.end()
@@ -469,7 +469,7 @@ def test_end():
 
 
 def test_guards():
-    "tokens and TLS as the agent has them: beyond loopback not without, the sources' token unless there is another"
+    "tokens and TLS as for the agent: required beyond loopback; the sources' token unless another one is set"
     need_fuse()
     path = unique("m")
     os.makedirs(path)
@@ -492,7 +492,7 @@ def test_guards():
 
 
 def test_headers():
-    "what names a lineage is immutable to caches, what does not is asked for again, and a known tag is answered by 304"
+    "paths that name a lineage are immutable for caches, others are revalidated, and a known tag is answered with 304"
     agent, folder = published()
     relay = Relay(agent.url)
     relay.wait_version("actor", 1)
@@ -560,7 +560,7 @@ http {
 
 
 def test_nginx():
-    "nginx between agent and mounts: the second mount costs the agent no byte of a file; a token is still asked for"
+    "nginx between agent and mounts: the second mount costs the agent no byte of a file; a token is still required"
     if not shutil.which("nginx"):
         pytest.skip("nginx is not installed")
     token = unique("token")
@@ -605,7 +605,7 @@ def test_nginx():
     served = raw(url, f"/v1/actor/1/files/model.safetensors?run={run}", Range=f"bytes={BLOCK - 10}-{2 * BLOCK + 9}", **bearer)
     assert served[0] == 206 and served[2] == second.read("actor/1/model.safetensors")[BLOCK - 10 : 2 * BLOCK + 10]
     assert figure() == cost
-    agent.publish("actor", 2, checkpoint(LARGE, seed=2))  # polls go through
+    agent.publish("actor", 2, checkpoint(LARGE, seed=2))  # polls pass through
     second.wait_version("actor", 2)
     assert same(second, checkpoint(LARGE, seed=2), 2)
     first.write("pull 2", "actor/ctl")
@@ -620,5 +620,5 @@ def test_nginx():
         assert same(mount, third, 3)
         costs.append(figure())
     how = [next(line for line in m.text("actor/status").splitlines() if line.startswith("version.3 ")) for m in (first, second)]
-    if all("delta from 2" in line or "chain" in line for line in how):  # which is chosen by what is measured
+    if all("delta from 2" in line or "chain" in line for line in how):  # the source is chosen by measured speed
         assert 0 < costs[1] - costs[0] < 500000 and costs[2] == costs[1], (costs, how)

@@ -1,8 +1,7 @@
 # beside others
 # sanitizers: thread
 # timeout: 400, takes: 85
-"""Fleets: releases in two phases over several mounts, late joiners, lost ones, engines that span mounts or drive
-themselves."""
+"""Fleets: releases in two phases over several mounts, late joiners, lost mounts, engines that span mounts or are driven by a framework."""
 import http.server
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import urllib.error
 
 from world import *
 
-SILENT = 15  # seconds after which a mount is called that
+SILENT = 15  # seconds after which a mount counts as lost
 
 
 class Fleet:
@@ -78,13 +77,13 @@ def test_release():
     assert fleet.stands("n1")["loaded"]["version"] == 2
     fleet.release(1)  # and back
     assert fleet.serve(fleet.mounts[:3]) == ["1"] * 3
-    late = fleet.add("late")  # it serves what was released, not what was published last
+    late = fleet.add("late")  # it serves the released version, not the one published last
     wait_for(lambda: fleet.serve([late]) == ["1"], "the late one")
     assert late.text("actor/policy") == "follow\n"
 
 
 def test_there_and_back():
-    "a release of what a mount served before, while its engine still loads another, is at its end only when it serves it again"
+    "a release of a mount's former version while its engine still loads another is complete only when the engine serves the former one again"
     fleet = Fleet(1)
     mount, engine = fleet.mounts[0], fleet.engines[0]
     engine.end()
@@ -97,12 +96,12 @@ def test_there_and_back():
     events = mount.text("actor/events")
     switched = [line.split("version=")[1].split()[0] for line in events.splitlines() if "switched model=actor" in line]
     assert switched == ["1", "2", "1", "2"] and fleet.engines[0].serves() == "2", events
-    assert "released: 1 mount serves it" in fleet.release(2)  # it has nothing to do, and says so
+    assert "released: 1 mount serves it" in fleet.release(2)  # it has nothing to do, and reports so
     assert wsync("wait", "actor", 2, "--loaded", "all", "--timeout", 0, "--agent", fleet.agent.url).returncode == 0
 
 
 def test_without_engines():
-    "mounts that have a version and no engine to serve it are not said to serve it"
+    "a mount that has the version but no engine does not count as serving it"
     need_fuse()
     agent = Agent()
     folder = checkpoint(SMALL)
@@ -124,7 +123,7 @@ def test_without_engines():
 
 
 def test_aborted():
-    "a version that one mount cannot take is taken by none; the mount and the reason are named"
+    "a version that one mount cannot prepare is not committed on any; the error names the mount and the reason"
     fleet = Fleet(2)
     tensors = dict(MEDIUM)
     tensors.pop(sorted(tensors)[0])
@@ -133,24 +132,25 @@ def test_aborted():
     out = fleet.release(3, good=False)
     assert "aborted" in out and "cannot take actor/3" in out and sorted(MEDIUM)[0] in out, out
     assert fleet.serve() == ["1", "1"] and [e.ask("/model_info") for e in fleet.engines] == before
-    # the first that cannot take it ends the release for the others too, before or after they have looked
+    # the first mount that fails ends the release for the others too, before or after their preflight
     assert any("EPROTO" in m.text("actor/last_error") for m in fleet.mounts)
     fleet.release(2)
     assert fleet.serve() == ["2", "2"]
 
 
 def test_failed_after_commit():
-    "an engine that fails after the commit leaves its mount on the version before, named, until it is mended; one that is down is noticed before"
+    """an engine that fails after the commit leaves its mount on the previous version, named, until it is repaired; a dead engine is noticed before
+    the commit"""
     fleet = Fleet(2)
     fleet.engines[1].end()
     fleet.engines[1] = Engine(fleet.folders[1], "--refuse", "2", port=fleet.engines[1].port)
     out = fleet.release(2, good=False)
     assert "1 mounts serve it, 1 could not load it" in out and "n1:" in out, out
     assert fleet.serve() == ["2", "1"]
-    fleet.engines[1].end()  # its engine is mended: it takes the release by itself
+    fleet.engines[1].end()  # its engine is repaired: it carries out the release by itself
     fleet.engines[1] = Engine(fleet.folders[1], port=fleet.engines[1].port)
     wait_for(lambda: fleet.serve() == ["2", "2"], "the second attempt", 40)
-    fleet.engines[0].kill()  # one that is down is noticed before anything is committed
+    fleet.engines[0].kill()  # a dead engine is noticed before the commit
     fleet.agent.publish("actor", 3, fleet.folders[3])
     out = fleet.release(3, good=False)
     assert "aborted" in out and "n0:" in out and "does not answer" in out, out
@@ -177,7 +177,7 @@ def test_models():
 
 
 def test_silent():
-    "a mount that was killed is left out after its lease, named, and catches up when it is back"
+    "a killed mount is left out after its lease, named, and catches up when it is back"
     fleet = Fleet(2)
     lost = fleet.mounts[1]
     lost.kill()
@@ -196,7 +196,7 @@ def test_silent():
 
 
 def test_deadline_and_interrupt():
-    "a mount that does not get ready in time ends the release for all, as ^C and SIGTERM do; a newer release takes its place"
+    "a mount that is not ready in time aborts the release for all, as do ^C and SIGTERM; a newer release replaces an older one"
     fleet = Fleet(1, tensors=LARGE)  # of seven blocks
     slow = Mount("fault:delay=1200:" + fleet.agent.url, "host=slow,streams=1,delta-cache=0")
     slow.wait_version("actor", 2)
@@ -218,15 +218,15 @@ def test_deadline_and_interrupt():
     assert fleet.serve() == ["2"] and fleet.serve([slow]) == ["2"]
     fleet.agent.publish("actor", 4, fleet.folders[1])
     fleet.mounts[0].wait_version("actor", 4)
-    fleet.mounts[0].write("pull 4", "actor/ctl")  # the other one takes eight seconds, on any machine
+    fleet.mounts[0].write("pull 4", "actor/ctl")  # the other mount takes eight seconds, on any machine
     p = subprocess.run([WSYNC, "release", "--agent", fleet.agent.url, "--wait", "4", "actor", "4"], capture_output=True,
                        text=True, timeout=60)
     assert p.returncode == 1 and "had not prepared it in time" in p.stderr, p.stderr
-    assert "slow:" in p.stderr or SANITIZER, p.stderr  # the first that is late is named, and under a sanitizer all may be
+    assert "slow:" in p.stderr or SANITIZER, p.stderr  # one late mount is named; under a sanitizer both may be
 
 
 def test_interrupt_without_answer():
-    "a signal that comes while the agent does not answer ends the release all the same; where it cannot be ended, that is said"
+    "a signal while the agent does not answer still aborts the release; if it cannot be aborted, that is reported"
     release = {"id": 7, "phase": "preparing", "settled": False, "passed": False, "why": "", "models": {}, "mounts": []}
     aborted = dict(release, phase="aborted", settled=True, why="ended")
     asked, started, reaches = [], threading.Event(), True
@@ -245,7 +245,7 @@ def test_interrupt_without_answer():
             if reaches or not self.path.endswith("/abort"):
                 self.answer(aborted if self.path.endswith("/abort") else release)
 
-        def do_GET(self):  # without an answer
+        def do_GET(self):  # the agent does not answer
             started.wait(60)
             p.send_signal(signal.SIGTERM)
 
@@ -268,7 +268,7 @@ def test_interrupt_without_answer():
 
 
 def test_wait_loaded():
-    "wait --loaded all, N or a name returns when the fleet serves it, and names the mounts that do not"
+    "wait --loaded all, N or a name returns when the fleet serves the version, and names the mounts that do not"
     fleet = Fleet(2)
     wait = lambda who, v, t: subprocess.run([WSYNC, "wait", "--agent", fleet.agent.url, "--loaded", who, "--timeout",
                                              str(t), "actor", str(v)], capture_output=True, text=True, timeout=60)
@@ -286,7 +286,7 @@ def test_wait_loaded():
 
 
 def test_agent_restarts():
-    "an agent that is started anew hears again where its mounts stand, at once; one that is unmounted leaves its list"
+    "a restarted agent learns the mounts' states again, at once; an unmounted mount leaves its list"
     fleet = Fleet(2)
     for _ in range(4):
         fleet.agent.end()
@@ -300,7 +300,7 @@ def test_agent_restarts():
         mount.wait_version("actor", 3)
     fleet.release(2)
     assert fleet.serve() == ["2", "2"]
-    for mount in fleet.mounts:  # what nobody has released, of the agents before neither
+    for mount in fleet.mounts:  # never released, by the previous agents neither
         events = mount.text("actor/events")
         assert "release-kept model=actor version=1" in events and events.count("switched model=actor") == 2, events
     fleet.mounts[1].end()
@@ -309,7 +309,7 @@ def test_agent_restarts():
 
 
 def test_releases_end():
-    "a trainer that is started anew and releases nothing is followed once an operator has set the policy to manual and back"
+    "a restarted trainer that releases nothing is followed once an operator has set the policy to manual and back"
     fleet = Fleet(1)
     mount = fleet.mounts[0]
     fleet.agent.end()
@@ -320,7 +320,7 @@ def test_releases_end():
     assert mount.refused("2", "actor/version") == "EPERM"
     mount.kill()
     subprocess.run(["umount", "-l", mount.path], check=True)
-    mount = Mount(fleet.agent.url, "host=n0", path=mount.path)  # started anew, too
+    mount = Mount(fleet.agent.url, "host=n0", path=mount.path)  # restarted, too
     mount.wait_version("actor", 2)
     wait_for(lambda: "release-kept" in mount.text("actor/events"), "the new mount's word")
     assert mount.refused("2", "actor/version") == "EPERM" and mount.text("actor/version") != "2\n"
@@ -332,7 +332,7 @@ def test_releases_end():
 
 
 def test_bad_requests():
-    "wrong requests get a status and a sentence"
+    "wrong requests get a status and a message"
     need_fuse()
     agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL))
@@ -376,7 +376,7 @@ def test_bad_requests():
 
 
 def test_external():
-    "engines that a framework drives: follow stages, nothing is driven, `loaded` moves current and reaches the agent"
+    "engines that a framework drives: follow stages, the mount drives nothing, `loaded` moves current and reaches the agent"
     fleet = Fleet(0)
     mount = Mount(fleet.agent.url, "host=ext")
     mount.wait_version("actor", 2)
@@ -401,8 +401,8 @@ def test_external():
     assert mount.refused("loaded 2 engine=x", "actor/ctl") == "ENOENT"
 
 
-def test_neighbours():
-    "an engine that reads other mounts too is paused only once they have the version; a name that no mount has is reported"
+def test_peer_mounts():
+    "an engine that reads other mounts too is paused only once they have the version; an unknown mount's name is reported"
     need_fuse()
     agent = Agent()
     folders = {v: checkpoint(MEDIUM, seed=v) for v in (1, 2)}
@@ -427,7 +427,7 @@ def test_neighbours():
 
 
 def test_slow_following():
-    "every= and min-interval= hold following back; what was missed is skipped"
+    "every= and min-interval= delay following; versions in between are skipped"
     need_fuse()
     agent = Agent()
     folders = [checkpoint(SMALL, seed=v) for v in range(6)]

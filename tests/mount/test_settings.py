@@ -1,6 +1,6 @@
 # sanitizers: thread
 # timeout: 240
-"""A mount's settings (models, engines, pins): it keeps all of them over a restart, and none that it could not read again."""
+"""A mount's settings (models, engines, pins): all survive a restart, and none is accepted that could not be read again."""
 import os
 import shutil
 import signal
@@ -44,7 +44,7 @@ def write_settings(path, text):
 
 
 def test_full():
-    "an engine that the settings have no room for is refused with its reason, and what was there is there after a restart"
+    "an engine for which the settings have no room is refused with the reason, and the others are there after a restart"
     need_fuse()
     agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
@@ -74,7 +74,7 @@ def test_full():
 
 
 def test_unread():
-    "settings that cannot be read are moved aside with the reason, and what is kept from then on is not written over them"
+    "unreadable settings are moved aside with the reason, and later settings do not overwrite them"
     need_fuse()
     agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
@@ -84,7 +84,7 @@ def test_unread():
     path = next(os.path.join(TESTDIR, "state", f) for f in os.listdir(f"{TESTDIR}/state") if mount.path.rsplit("/", 1)[1] in f and "lock" not in f)
     mount.end()
     with open(path, "ab") as f:
-        f.write(b"#" * (4 << 20))  # as a release that has higher limits may keep
+        f.write(b"#" * (4 << 20))  # as a release with higher limits may write
     with open(path, "rb") as f:
         before = f.read()
     mount = Mount(agent.url, path=mount.path)
@@ -100,7 +100,7 @@ def test_unread():
 
 
 def test_models_leave():
-    "a model that no source lists any more leaves when nothing of it is here and no engine is driven by it, and comes back"
+    "a model that no source lists any more disappears once no version of it is here and no engine belongs to it, and can return"
     need_fuse()
     agent = Agent()
     folder = checkpoint(SMALL, seed=1)
@@ -130,7 +130,7 @@ def test_models_leave():
 
 
 def test_added_that_hangs():
-    "a source that was added, and whose file system hangs at the restart, does not hold the start"
+    "an added source whose file system hangs at the restart does not delay the start"
     need_fuse()
     agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
@@ -143,7 +143,7 @@ def test_added_that_hangs():
     suspend(below.pid)
     try:
         again = Mount(agent.url, path=mount.path, wait=False)
-        at_end(os.kill, below.pid, signal.SIGCONT)  # before it ends, which waits for the folder
+        at_end(os.kill, below.pid, signal.SIGCONT)  # before the mount ends, which waits for the folder
         wait_for(lambda: "serving at=" in again.text(), "the start", 60)
         again.wait_version("actor", 1)
     finally:

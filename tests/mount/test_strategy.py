@@ -1,6 +1,6 @@
 # sanitizers: address thread
 # timeout: 240
-"""A mount's ways (strategy): the list that is set, the ways that it excludes, their order, the reasons in status."""
+"""A mount's transports (strategy): the configured list, what it excludes, its order, the reasons in status."""
 import os
 import re
 
@@ -10,7 +10,7 @@ from world import *
 
 
 def world(source="{url}", options="", versions=(1,)):
-    """source: of {url}, {sock} and {dir}, the last one a folder with the same versions."""
+    """An agent and a mount. source: may contain {url}, {sock} and {dir}, a folder with the same versions."""
     need_fuse()
     agent = Agent()
     folder = unique("folders")
@@ -25,7 +25,7 @@ def world(source="{url}", options="", versions=(1,)):
 
 
 def pulled(mount, version=1):
-    """What status says of a version after a pull: (strategy, {strategy: why not})."""
+    """From status after a pull: (strategy, {strategy: why not})."""
     mount.write(f"pull {version}", "actor/ctl")
     return said(mount, version)
 
@@ -35,12 +35,12 @@ def said(mount, version=1):
     found = re.search(r' how="([^"]*)" strategy=(\S+)(?: why_not="([^"]*)")? seconds=', line)
     assert found, line
     reasons = [part.split(": ", 1) for part in found.group(3).split("; ")] if found.group(3) else []
-    assert len({why for _, why in reasons}) == len(reasons), reasons  # a reason is told once
+    assert len({why for _, why in reasons}) == len(reasons), reasons  # each reason is given once
     return found.group(2), {name: why for names, why in reasons for name in names.split(", ")}
 
 
 def test_grammar():
-    "strategy: what is no list is refused with a sentence that names what there is; ctl shows the command"
+    "strategy: a malformed list is refused with the possible values; ctl shows the command"
     agent, mount = world()
     assert "\nstrategy auto|LIST\n" in mount.text("actor/ctl") and mount.status("actor")["strategy"] == "auto"
     for text, word in {"strategy": "missing", "strategy pigeon": "pigeon", "strategy ipc,,tcp": "''", "strategy ,": "''",
@@ -48,7 +48,7 @@ def test_grammar():
                        "strategy TCP": "'TCP'", "strategy archive": "packed_cuda_ipc"}.items():
         assert mount.refused(text, "actor/ctl") == "EINVAL", text
         assert word in mount.text("actor/last_error"), (text, mount.text("actor/last_error"))
-    assert mount.refused("strategy ipc", "ctl") == "EINVAL"  # of a model, not of the mount
+    assert mount.refused("strategy ipc", "ctl") == "EINVAL"  # a model's, not the mount's
     assert mount.status("actor")["strategy"] == "auto"
     mount.write("strategy cuda_ipc,ipc,tcp", "actor/ctl")
     assert mount.status("actor")["strategy"] == "cuda_ipc,ipc,tcp"
@@ -56,7 +56,7 @@ def test_grammar():
 
 
 def test_option():
-    "strategy= and device= of a mount; a list that is none is refused before anything is mounted"
+    "the mount's options strategy= and device=; a malformed list is refused before the mount"
     for options, word in {"strategy=tcp:pigeon": "strategy", "strategy=": "strategy", "device=one": "device", "device=-1": "device"}.items():
         r = wsync("mount", "-f", "-o", options, "http://127.0.0.1:1", unique("none"), check=False)
         assert r.returncode == 2 and word in r.stderr, (options, r.returncode, r.stderr)
@@ -68,7 +68,7 @@ def test_option():
 
 
 def test_kept():
-    "a model's list is there again after the daemon was killed; one that was never set is not kept"
+    "a model's list survives a killed daemon; a list that was never set is not stored"
     agent, mount = world("{sock},{url}")
     agent.publish("critic", 1, checkpoint(SMALL))
     mount.wait_version("critic", 1)
@@ -83,7 +83,7 @@ def test_kept():
 
 
 def test_left_out():
-    "a list of ipc alone and a source by tcp: the pull fails with EHOSTUNREACH and says what to do; listing goes on"
+    "the list ipc alone with a tcp source: the pull fails with EHOSTUNREACH and says what to do; listing works"
     agent, mount = world(versions=(1, 2))
     mount.write("strategy ipc", "actor/ctl")
     assert mount.refused("pull 1", "actor/ctl") == "EHOSTUNREACH"
@@ -97,13 +97,13 @@ def test_left_out():
         raise AssertionError("a way that is not in the list was taken")
     except OSError as e:
         assert e.errno == errno.EHOSTUNREACH, e
-    time.sleep(1.1)  # readers are held off for a second after a failure
+    time.sleep(1.1)  # reads fail without another pull for a second after a failure
     mount.write("strategy auto", "actor/ctl")
     assert pulled(mount, 2)[0] == "tcp"
 
 
 def test_order():
-    "sources are asked in the order of the list, whatever the order of adding; auto takes the fastest first"
+    "sources are tried in the list's order, whatever the order in which they were added; auto tries the fastest first"
     agent, mount = world("{url},{sock}", versions=(1, 2))
     strategy, why = pulled(mount, 1)
     assert strategy == "ipc" and set(why) == {"packed_cuda_ipc", "cuda_ipc"}, (strategy, why)
@@ -123,19 +123,19 @@ def test_dir():
 
 
 def test_reasons():
-    "auto over tcp: a reason for each faster way"
+    "auto over tcp: a reason for each faster transport"
     agent, mount = world(versions=(1, 2))
     assert "strategy=" not in mount.status("actor")["version.1"]  # nothing was pulled yet
     strategy, why = pulled(mount)
     assert strategy == "tcp" and set(why) == {"packed_cuda_ipc", "cuda_ipc", "ipc", "broadcast", "dir"}, (strategy, why)
     assert why["ipc"] == "no unix: source" and why["dir"] == "no dir: source"
     assert all(len(reason) > 10 for reason in why.values()), why
-    # The second one comes as a delta of the first or whole: by tcp either way.
+    # The second version arrives as a delta or whole: by tcp either way.
     assert pulled(mount, 2)[0] == "tcp"
 
 
 def test_source_ended():
-    "ipc first, and its agent has ended: the next in the list carries the rest, and the reason is the agent's"
+    "ipc first, and its agent ends: the next in the list pulls the rest, and the reason is the agent's"
     need_fuse()
     near, far = Agent(), Agent()
     made = checkpoint(MEDIUM, seed=1)
@@ -151,7 +151,7 @@ def test_source_ended():
 
 
 def test_link_mode():
-    "where memory is not handed over it is still ipc that the bytes came by"
+    "where memory cannot be shared with readers the bytes still arrive by ipc"
     agent, mount = world("{sock}", "reads=link,strategy=ipc")
     assert pulled(mount) == ("ipc", {})
 
@@ -161,8 +161,8 @@ CUDA, NCCL = (os.path.join(BUILD, "tests/fakes", name) for name in ("libcuda.so.
 
 
 @contextlib.contextmanager
-def told(nccl="", cuda="devices=4"):
-    """What processes that are started meanwhile have for a GPU's driver and for NCCL."""
+def environment(nccl="", cuda="devices=4"):
+    """Sets the libraries for GPUs and NCCL in processes that are started within it."""
     if not os.path.exists(CUDA) or not os.path.exists(NCCL):
         pytest.skip("built without the headers of CUDA or NCCL")
     env = dict(WSYNC_LIBCUDA=CUDA, WSYNC_LIBNCCL=NCCL, WSYNC_FAKE_CUDA=cuda, WSYNC_FAKE_NCCL=nccl)
@@ -179,7 +179,7 @@ BUCKETS = {f"t{i}": ("U8", [4 << 20]) for i in range(20)}  # of several buckets
 
 def broadcaster(window=100, tensors=MEDIUM):
     need_fuse()
-    with told():
+    with environment():
         agent = Agent("--broadcast", 0, "--broadcast-window", window)
     agent.folder = checkpoint(tensors, seed=1)
     agent.publish("actor", 1, agent.folder)
@@ -187,7 +187,7 @@ def broadcaster(window=100, tensors=MEDIUM):
 
 
 def receiver(agent, options, source=None, **how):
-    with told(**how):
+    with environment(**how):
         mount = Mount(source or agent.url, options)
     mount.wait_version("actor", 1)
     return mount
@@ -202,7 +202,7 @@ def same(agent, mount):
 
 
 def test_broadcast():
-    "two mounts pull at once: NCCL carries it all, as published, and tcp nothing; also where tcp is not in the list"
+    "two mounts pull at once: NCCL carries all bytes, as published, and tcp none; also if tcp is not in the list"
     agent = broadcaster(1500)
     mounts = [receiver(agent, "device=1"), receiver(agent, "device=2,strategy=broadcast")]
     for m in mounts:
@@ -216,7 +216,7 @@ def test_broadcast():
 
 
 def test_broadcast_cut():
-    "NCCL fails in the middle: what came stays, and tcp carries the rest; without tcp in the list the pull fails"
+    "NCCL fails midway: received blocks stay, and tcp pulls the rest; without tcp in the list the pull fails"
     agent = broadcaster(tensors=BUCKETS)
     mount = receiver(agent, "device=1", nccl="fail=ncclBroadcast:4:2")
     strategy, why = pulled(mount)
@@ -225,7 +225,7 @@ def test_broadcast_cut():
     assert "broadcast given up" in mount.text(), mount.text()
     line = mount.status("actor")["version.1"]
     moved, size = (int(re.search(rf" {key}=(\d+)", line).group(1)) for key in ("moved", "bytes"))
-    assert moved == size, line  # nothing twice
+    assert moved == size, line  # nothing is sent twice
     alone = receiver(agent, "device=2,strategy=broadcast", nccl="fail=ncclBroadcast:1:2")
     assert alone.refused("pull 1", "actor/ctl") == "EHOSTUNREACH"
     strategy, why = said(alone)
@@ -233,7 +233,7 @@ def test_broadcast_cut():
 
 
 def test_broadcast_refused():
-    "no broadcast at the source, another NCCL, no device of that number: tcp carries it, and the reason is said"
+    "no broadcast at the source, another NCCL release, no such device: tcp pulls the version, and the reason is reported"
     agent = broadcaster()
     plain = Agent()
     plain.publish("actor", 1, agent.folder)
@@ -244,7 +244,7 @@ def test_broadcast_refused():
         assert strategy == "tcp" and word in why["broadcast"] and how(mount) == "tcp full", (strategy, why)
     mount = receiver(agent, "device=1,strategy=tcp:broadcast")
     assert pulled(mount) == ("tcp", {}) and agent.get("/v1/status")["broadcast"]["rounds"] == 0
-    near = receiver(agent, "device=1,reads=link", f"unix:{agent.sock}")  # bytes are copied there, but not sent
+    near = receiver(agent, "device=1,reads=link", f"unix:{agent.sock}")  # bytes are copied on the source's host, but not sent
     assert pulled(near)[0] == "ipc"
 
 
@@ -252,7 +252,7 @@ def test_broadcast_of_a_folder():
     "a folder broadcasts nothing"
     need_fuse()
     made = checkpoint(MEDIUM, folder=f"{unique('folders')}/actor/1")
-    with told():
+    with environment():
         mount = Mount("dir:" + os.path.dirname(os.path.dirname(made)))
     mount.wait_version("actor", 1)
     strategy, why = pulled(mount)
@@ -261,10 +261,10 @@ def test_broadcast_of_a_folder():
 
 
 def test_shared_on_gpus():
-    "a version that its trainer shares device to device: the mount pulls bytes, and says that engines can have it so"
+    "a version that its trainer shares on GPUs: the mount pulls the bytes, and reports that engines can map it"
     need_fuse()
     agent = Agent()
-    with told():
+    with environment():
         rank = subprocess.Popen([f"{BUILD}/tests/tools/gpu_rank", f"unix:{agent.sock}", "actor", "0", "1", "share=cuda_ipc"], text=True,
                                 bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         at_end(lambda: (rank.stdin.close(), rank.wait(20 * SLOW), rank.stdout.close()))

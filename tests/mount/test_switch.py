@@ -73,7 +73,7 @@ def test_two_engines_all_or_none():
 
 
 def test_engine_dies():
-    "an engine that dies in a load: the other one goes back, the dead one is shown"
+    "an engine dies in a load: the other one is rolled back, the dead one is shown"
     agent, mount, folders = world()
     good = Engine(mount.file("actor/1"))
     add_engine(mount, good, "good")
@@ -91,7 +91,7 @@ def test_engine_dies():
 
 
 def test_gate():
-    "a version with a missing tensor, another shape or dtype: no engine hears of it"
+    "a version with a missing tensor, another shape or dtype is refused before anything is sent to an engine"
     agent, mount, folders = world()
     engine = Engine(mount.file("actor/2"))
     add_engine(mount, engine)
@@ -113,7 +113,7 @@ def test_gate():
 
 
 def test_commands():
-    "wrong commands get EINVAL or what fits, and last_error says what to do"
+    "wrong commands get EINVAL or a fitting errno, and last_error says what to do"
     agent, mount, folders = world()
     for command, want in {"": "EINVAL", "frobnicate": "EINVAL", "load": "EINVAL", "load 1 2": "EINVAL", "pull 99": "ENOENT",
                           "drop nope": "EINVAL", "engine add": "EINVAL", "engine remove none": "ENOENT",
@@ -174,13 +174,13 @@ def test_barrier():
     mount.write(f"engine add c sglang {c.url}", "actor/ctl")
     mount.write("load actor=1 critic=1", "ctl")
     mount.write("engine remove b", "critic/ctl")
-    mount.write("commit quorum=1", "actor/ctl")  # of a model by itself
+    mount.write("commit quorum=1", "actor/ctl")  # of one model alone
     assert mount.refused("load actor=2 critic=2", "ctl") == "EREMOTEIO"
     assert a.serves() == "1" and c.serves() == "1" and mount.text("actor/version") == "1\n"
 
 
 def test_lineage():
-    "a resumed trainer's numbers supersede the abandoned ones; the old one is still readable"
+    "a resumed trainer's versions supersede the abandoned ones; the old lineage can still be read"
     agent, mount, folders = world()
     old = mount.read("actor/2/model.safetensors")
     engine = Engine(folders[1])
@@ -244,14 +244,14 @@ def test_views():
     assert json.loads(wsync("ls", mount.path + "/actor/", "--json").stdout) == rows == json.loads(wsync("ls", mount.path, "actor", "--json").stdout)
     wsync("wait", "--mount", mount.path, "--timeout", "5", "actor", "1")
     assert wsync("wait", "--mount", mount.path, "--timeout", "0", "actor", "2", check=False).returncode == 1
-    r = wsync("load", "--mount", mount.path, "actor", "1 force-layout", check=False)  # one word, and no version
+    r = wsync("load", "--mount", mount.path, "actor", "1 force-layout", check=False)  # one word, and not a version
     assert r.returncode == 1 and "1 force-layout" in r.stderr, r
     wsync("verify", "--mount", mount.path, "actor", "1")
     wsync("inspect", mount.file("actor/1"))
 
 
 def test_pauses():
-    "how long each engine was paused: its line, its event and a histogram of its own"
+    "the duration of each engine's pause: in its line, its event and a histogram"
     agent, mount, folders = world()
     engines = {'a"b': Engine(folders[1]), "slow": Engine(folders[1], "--slow", "400", api="vllm")}
     for name, e in engines.items():

@@ -13,7 +13,7 @@ NAMES = {f"model.layers.{i}.self_attn.q_proj.weight": ("BF16", [64, 64]) for i i
 
 
 def at_terminal(columns, *args):
-    "what the command prints on a terminal so many columns wide, each time that it draws a line anew being a line"
+    "The command's output on a terminal of that width, as lines; each redraw of a line counts as a line."
     near, far = pty.openpty()
     fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen([WSYNC, *args], stdin=subprocess.DEVNULL, stdout=far, stderr=far, start_new_session=True)
@@ -42,12 +42,12 @@ def world():
 
 
 def test_tables():
-    "status, ls, inspect, diff and events fit 80 columns, and say the same in a pipe"
+    "status, ls, inspect, diff and events fit 80 columns, and contain the same in a pipe"
     agent, mount = world()
     for args in (("status", "-v", mount.path), ("ls", mount.path), ("inspect", mount.file("actor/1")),
                  ("diff", mount.file("actor/1"), mount.file("actor/2")), ("events", mount.path)):
         shown, piped = at_terminal(80, *args), wsync(*args).stdout
-        wide = [line for line in shown if len(line) > 80 and not line.endswith(".weight")]  # names of tensors are not broken
+        wide = [line for line in shown if len(line) > 80 and not line.endswith(".weight")]  # tensor names are not broken
         assert not wide, (args, wide)
         one = lambda text: " ".join(text.split())
         changing = re.compile(r"[\d.]+ s ago")
@@ -56,7 +56,7 @@ def test_tables():
 
 
 def test_long_names():
-    "an address that is wider than the terminal loses its middle there, and nothing in a pipe"
+    "an address wider than the terminal is shortened in the middle there, and complete in a pipe"
     agent = Agent()
     mount = Mount(f"{agent.url},http://{'a' * 50}.example:1")
     row = next(line for line in at_terminal(60, "status", mount.path) if line.startswith("  http://aa"))
@@ -65,7 +65,7 @@ def test_long_names():
 
 
 def test_events():
-    "events shows the last ones, follows what happens, and gives the file's lines with --raw"
+    "events shows the last ones, follows new ones, and prints the file's lines with --raw"
     agent, mount = world()
     lines = mount.text("actor/events").splitlines()
     assert wsync("events", "--raw", "-n", "0", mount.path, "actor").stdout.splitlines() == lines
