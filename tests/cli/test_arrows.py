@@ -1,4 +1,4 @@
-""".ci/arrows: no include of this tree points up, and one that does, or a file without a room, is refused; in a tree of its own."""
+""".ci/arrows, in temporary trees: an include that points up, or a file without a room, is refused; this tree has none."""
 import os
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def test_this_tree():
 
 
 def test_down():
-    """a room includes those above it in the list, and a floor's own files all of its rooms"""
+    """a room may include rooms above it in the list, and a floor's own files may include all of its rooms"""
     code, text = said(tree_of(fs__pull__one='#include "fs/store/two.c"\n', fs__session='#include "fs/pull/one.c"\n', fs__store__two=""))
     assert (code, text) == (0, "2 includes, 2 between rooms, 0 point up\n"), text
 
@@ -46,7 +46,7 @@ def test_up():
 
 
 def test_no_room():
-    """a folder that the list does not have is an error, one below a room that it has is that room's"""
+    """a folder that is not in the list is an error; a folder below a listed room belongs to that room"""
     code, text = said(tree_of(fs__attic__one=""))
     assert code == 1 and "fs/attic/one.c has no room" in text, text
     code, text = said(tree_of(fs__store__below__one='#include "fs/store/two.c"\n', fs__store__two=""))

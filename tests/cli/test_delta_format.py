@@ -1,7 +1,7 @@
 # sanitizers: address
-"""A second reader of deltas, written from the head comments of transports/delta/stream.h and delta/block.h (and, for
-the digests, format/manifest.h), which wsync-delta(5) and wsync-manifest(5) say, too: it decodes the vectors of
-tests/fixtures/delta_vectors, and what an agent serves."""
+"""A second decoder of deltas, written from the head comments of transports/delta/stream.h and delta/block.h (for the digests,
+format/manifest.h) and from wsync-delta(5) and wsync-manifest(5): it decodes the vectors of tests/fixtures/delta_vectors and
+the deltas that an agent serves."""
 import os
 import shutil
 
@@ -72,7 +72,7 @@ def patched(numbers, patches, bits):
 
 
 def apply_edit(block, data):
-    """The block (bytes) with a block's delta applied, and how many elements that changed."""
+    """The block (bytes) with a block's delta applied, and the number of elements changed."""
     block = bytearray(block)
     at = n_changed = free_from = 0
     while at < len(data):
@@ -135,7 +135,7 @@ def read_head(stream):
 
 
 def read_stream(stream):
-    """Head, {(file, block): (kind, changed, raw bytes)}, whether it is whole."""
+    """Head, {(file, block): (kind, changed, raw bytes)}, and whether the delta is complete."""
     head, records, hashes, at = read_head(stream), {}, b"", 200
     while True:
         need(len(stream) - at >= 32, "a record's head is cut")
@@ -159,7 +159,7 @@ def read_stream(stream):
 
 
 def apply_stream(records, base, sizes):
-    """base: {name: bytes}; sizes: [(name, bytes)] of the target, in its manifest's order. {name: bytes} of the target."""
+    """Applies a delta. base: {name: bytes}; sizes: [(name, bytes)] of the target, in its manifest's order. Returns the target as {name: bytes}."""
     out = {}
     left = dict(records)
     for number, (name, size) in enumerate(sizes):
@@ -215,7 +215,7 @@ def described(files):
 
 
 def test_vectors():
-    "every vector's delta makes its target of its base"
+    "applying each vector's delta to its base gives its target"
     need_numpy()
     names = sorted(n for n in os.listdir(VECTORS) if os.path.isdir(os.path.join(VECTORS, n)))
     assert len(names) >= 7, names
@@ -235,7 +235,7 @@ def test_vectors():
 
 
 def test_hashes():
-    "no byte of a vector's delta can be another, but for the word that says whether it is whole"
+    "a change of any byte of a vector's delta is detected, except in the word that says whether it is complete"
     need_numpy()
     if not xxhash:
         pytest.skip("the Python package xxhash is not here (PyPI was not reached)")
@@ -252,7 +252,7 @@ def test_hashes():
 
 
 def moved(folder, seed):
-    """The checkpoint with some of its elements moved by one unit, in every tensor."""
+    """The checkpoint with some of its elements changed by one unit, in every tensor."""
     out = unique("step")
     shutil.copytree(folder, out)
     path = os.path.join(out, "model.safetensors")
@@ -272,7 +272,7 @@ def fetch(agent, path):
 
 
 def test_agent():
-    "a delta that an agent serves, whole, in parts and compressed, makes the published bytes of those before"
+    "applying the deltas that an agent serves, whole, in parts and compressed, gives the published bytes"
     need_numpy()
     agent = Agent()
     tensors = {f"layer.{i}.weight": ("BF16", [1024, 1100]) for i in range(6)}
@@ -281,7 +281,7 @@ def test_agent():
     agent.publish("actor", 1, folders[1])
     version = 2
     for level in (0, 1):
-        for _ in range(3):  # the agent learns of the level by the request for the delta before
+        for _ in range(3):  # the agent learns the level from the request for the previous delta
             folders[version] = moved(folders[version - 1], version)
             agent.publish("actor", version, folders[version])
             manifest = wait_for(lambda v=version: made(agent, v), "the delta", 60)

@@ -12,7 +12,7 @@ STRATEGIES = ["packed_cuda_ipc", "cuda_ipc", "ipc", "broadcast", "dir", "tcp"]
 
 
 def doctor(*args, cuda=CUDA, fake="", **env):
-    """(exit status, {name: (state, text)}) of what it finds."""
+    """(exit status, {name: (state, text)}) of the findings."""
     env = dict(os.environ, WSYNC_LIBCUDA=cuda, WSYNC_LIBNCCL="/nowhere/libnccl.so.2", WSYNC_FAKE_CUDA=fake) | env
     r = wsync("doctor", *args, "--json", check=False, env=env)
     assert "Sanitizer" not in r.stderr, r.stderr
@@ -30,7 +30,7 @@ def need_stand_in():
 
 
 def test_version():
-    "version says what is in the build: libfuse, CUDA, NCCL and kernels, or why not"
+    "version prints what was built in: libfuse, CUDA, NCCL and kernels, or why not"
     lines = wsync("version").stdout.splitlines()
     assert lines[0].startswith("wsync 0.") and lines[1].startswith("libfuse 3.")
     for part in ("CUDA", "NCCL", "kernels"):
@@ -40,7 +40,7 @@ def test_version():
 
 
 def test_machine():
-    "doctor: kernel, libfuse, memory, limits, and an agent that answers, is not there, or is named and silent"
+    "doctor: kernel, libfuse, memory, limits, and an agent that answers, is absent, or is named and does not answer"
     names = {"kernel", "fuse", "libfuse", "passthrough", "huge pages", "memory", "locked memory", "open files", "agent"}
     agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL))
@@ -58,13 +58,13 @@ def test_machine():
 
 
 def test_usage():
-    "a topic that is none"
+    "an unknown topic is refused"
     r = wsync("doctor", "feet", check=False)
     assert r.returncode == 2 and "gpu" in r.stderr, r.stderr
 
 
 def test_no_gpu():
-    "no driver, or one without devices, is no failure, and says so"
+    "without a driver or devices doctor reports that, and does not fail"
     for env in (dict(cuda="/nowhere/libcuda.so.1"), dict(fake="devices=0")):
         if "fake" in env and not os.path.exists(CUDA):
             continue
@@ -79,7 +79,7 @@ def test_no_gpu():
 
 
 def test_devices():
-    "each device: what it is, copies, pinning, kernels, sharing, the way to the others"
+    "each device: its model, copies, pinning, kernels, sharing, paths to other devices"
     need_stand_in()
     code, found = doctor("gpu")
     assert code == 0, found
@@ -97,7 +97,7 @@ def test_devices():
 
 
 def test_lacks():
-    "what a device lacks is a note: kernels, sharing, peers, memory"
+    "a missing feature of a device is a note: kernels, sharing, peers, memory"
     need_stand_in()
     code, found = doctor("gpu", fake="peer=0,vmm=0,legacy=0,kernels=0")
     assert code == 0, found
@@ -110,7 +110,7 @@ def test_lacks():
 
 
 def test_broken():
-    "what is there and does not work: the driver, a copy, a kernel; the exit status is 1, and nothing hangs"
+    "a driver, copy or kernel that exists and does not work gives exit status 1, without a hang"
     need_stand_in()
     for fake, name, word in (("fail=cuInit:1:999", "driver", "starting"), ("driver=11000", "driver", "update"),
                              ("devices=1,fail=cuMemcpyAsync:2:700", "device 0 plain copies", "illegal"),
@@ -123,11 +123,11 @@ def test_broken():
     with open(bad, "wb") as f:
         f.write(b"no library")
     code, found = doctor("gpu", cuda=bad)
-    assert found["driver"][0] == "note", found  # it cannot be opened by anybody
+    assert found["driver"][0] == "note", found  # no user may open it
 
 
 def test_nccl():
-    "NCCL: its release, and that it is not there"
+    "NCCL: its release, or that it is missing"
     need_stand_in()
     code, found = doctor("gpu", fake="devices=1")
     assert code == 0 and found["NCCL"][0] == "note", found

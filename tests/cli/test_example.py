@@ -1,5 +1,5 @@
 # sanitizers: address
-"""The example in C is a trainer: several ranks of it publish, and the mount shows what they trained. Its header is C++'s too."""
+"""The example in C as a trainer: several ranks of it publish, and the mount shows their tensors. The header also compiles as C++."""
 import os
 import struct
 import subprocess

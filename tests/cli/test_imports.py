@@ -1,4 +1,4 @@
-"""What the tests import of each other is there: those with real packages are looked at, too, where the packages are not."""
+"""The names that tests import from each other exist; also checks tests whose packages are not installed."""
 import ast
 import glob
 import os
@@ -9,7 +9,7 @@ TESTS = os.path.join(os.environ["ROOT"], "tests")
 
 
 def file_of(module, importer):
-    """The test module of that name: in the importer's folder, above, or in another; None: it is no test module."""
+    """The file of the test module of that name: in the importer's folder, above it, or in another test folder; None if there is none."""
     folders = (os.path.dirname(importer), TESTS, *glob.glob(TESTS + "/*/"))
     paths = [os.path.join(folder, module.replace(".", "/") + ".py") for folder in folders]
     return next(filter(os.path.exists, paths), None)
@@ -21,7 +21,7 @@ def tree_of(path):
 
 
 def names_of(path):
-    """What a module defines at its top, and what it imports there."""
+    """The names that a module defines or imports at its top level."""
     found = set()
     todo = list(tree_of(path).body)
     for node in todo:
@@ -39,7 +39,7 @@ def names_of(path):
 
 
 def missing(path):
-    """(line, module, name) of what it imports of test modules that have no such name."""
+    """(line, module, name) of imports from test modules that lack the name."""
     for node in ast.walk(tree_of(path)):
         module = isinstance(node, ast.ImportFrom) and node.level == 0 and file_of(node.module, path)
         if module:
@@ -47,7 +47,7 @@ def missing(path):
 
 
 def test_imports():
-    "every name that a test imports of another test's module is there"
+    "every name that a test imports from another test module exists"
     paths = glob.glob(TESTS + "/**/*.py", recursive=True)
     found = [f"{os.path.relpath(path, TESTS)}:{line}: {module} has no {name}" for path in paths for line, module, name in missing(path)]
     assert paths and not found, "\n".join(found)

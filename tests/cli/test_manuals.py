@@ -74,7 +74,7 @@ def blocks_of(path):
 
 
 def leave_mounts():
-    """The namespace has copies of all mounts; those of other tests could not end while it lives."""
+    """Unmounts the namespace's copies of all mounts, which would keep those of other tests alive."""
     with open("/proc/self/mounts") as f:
         found = [line.split()[1].encode().decode("unicode_escape") for line in f if line.split()[2].startswith("fuse")]
     for path in reversed(found):
@@ -82,7 +82,7 @@ def leave_mounts():
 
 
 def enter_host():
-    """Makes this process's root a folder with the machine's own folders in it, but for those that the texts write to."""
+    """Changes this process's root to a folder with the machine's own folders, except those that the texts write to."""
     leave_mounts()
     root = os.path.join(TESTDIR, "root")
     os.mkdir(root)
@@ -113,7 +113,7 @@ def enter_host():
 
 
 def start_world(words):
-    """What the texts call checkpoint-1 and so on, and what runs before their first block."""
+    """Creates checkpoint-1 and the other folders that the texts name, and starts what their first block needs."""
     here = os.path.join(TESTDIR, "here")
     os.mkdir(here)
     os.chdir(here)
@@ -136,10 +136,10 @@ def start_world(words):
 
 
 def put_on_path(environment):
-    """The command, the interpreter of the tests and the Python package, by the names that people have them by."""
+    """Puts the command, the tests' interpreter and the Python package on the path under their usual names."""
     os.mkdir("bin")
     os.symlink(WSYNC, "bin/wsync")
-    with open("bin/python3", "w") as f:  # a link would lose its environment
+    with open("bin/python3", "w") as f:  # with a link it would lose its environment
         f.write(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     os.chmod("bin/python3", 0o755)
     os.symlink(os.path.join(ROOT, "mount-helpers"), "mount-helpers")
@@ -148,7 +148,7 @@ def put_on_path(environment):
 
 def run_block(path, block, environment):
     command = [sys.executable, "-c"] if block.is_python else ["sh", "-e", "-c"]
-    with open("output", "w+") as output:  # no pipe: what stays in the background would keep it open
+    with open("output", "w+") as output:  # not a pipe, which background processes would keep open
         done = subprocess.run([*command, block.text], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
                               timeout=60 * SLOW)
         output.seek(0)
@@ -156,7 +156,7 @@ def run_block(path, block, environment):
 
 
 def run_blocks(path):
-    """In the namespaces: all blocks that can run here, or an error that names the line."""
+    """Within the namespaces: runs all blocks that can run here; an error names the line."""
     enter_host()
     with scope():
         environment = start_world(world_of(path))
@@ -168,7 +168,7 @@ def run_blocks(path):
                 subprocess.run(["sh", "-n"], input=block.text, text=True, check=True, timeout=20)
             else:
                 run_block(path, block, environment)
-    os._exit(0)  # what the blocks left running ends with the namespace
+    os._exit(0)  # processes left by the blocks end with the namespace
 
 
 def in_host(path):
@@ -188,7 +188,7 @@ TEXTS = [README, *MANUALS]
 
 @pytest.mark.parametrize("path", [p for p in TEXTS if any(not b.reason for b in blocks_of(p))], ids=title)
 def test_commands(path):
-    "the blocks of commands are run, and do not fail"
+    "the blocks of commands run without failure"
     in_host(path)
 
 
@@ -217,7 +217,7 @@ def test_rendering():
 
 
 def test_links():
-    "a manual or a command's page that is named is there, and so is each file that README.md links to"
+    "every manual or command page that is named exists, and so does each file that README.md links to"
     pages = {title(p).replace(".", "(") + ")" for p in MANUALS} | {"wsync(1)"}
     pages |= {f"wsync-{c}(1)" for c in wsync("help", "--list").stdout.split()}
     for path in [README, *MANUALS]:
@@ -228,20 +228,20 @@ def test_links():
 
 
 def test_length():
-    "README.md is read to its end: 150 lines, 1,100 words, 100 columns"
+    "README.md is short: 150 lines, 1,100 words, 100 columns"
     lines = read(README).splitlines()
     words = sum(len(line.split()) for line in lines)
     assert len(lines) <= 150 and words <= 1100, f"it has {len(lines)} lines and {words} words"
     assert max(map(len, lines)) <= 100, max(lines, key=len)
 
 
-# --- what the code knows ---
+# --- names that the code defines ---
 
-NO_ROUTES = {"/v1", "/v1/local", "/abort", "/path", "/p", "/s"}  # beginnings and ends of routes, and words of messages
+NO_ROUTES = {"/v1", "/v1/local", "/abort", "/path", "/p", "/s"}  # parts of routes, and words of messages
 
 
 def say(names, *manuals):
-    """Each name stands in one of these manuals, as a word of its own."""
+    """Asserts that each name occurs in one of these manuals as a separate word."""
     text = "\n".join(read(p) for p in MANUALS if title(p) in manuals or not manuals).replace("*", "").replace("\\_", "_")
     lacking = [n for n in sorted(names) if not re.search(rf"(?<![\w-]){re.escape(n)}(?![\w-])", text)]
     assert names and not lacking, f"{', '.join(manuals) or 'the manuals'} do not name {lacking}"
@@ -285,7 +285,7 @@ def test_options():
 
 
 def test_events():
-    "each event's word is in wsync-control(7)"
+    "each event's name is in wsync-control(7)"
     text = "\n".join(sources(".c"))
     say(set(re.findall(r'_event\([^;"]*"([a-z][a-z-]+) model=', text)), "wsync-control.7")
 
@@ -307,7 +307,7 @@ def test_served():
 
 
 def test_environment():
-    "each variable of the environment that wsync has is in wsync(7)"
+    "each environment variable that wsync reads is in wsync(7)"
     text = "\n".join(sources(".c", ".py"))
     names = set(re.findall(r'"(WSYNC_[A-Z_]+)"', text))
     assert {"WSYNC_AGENT", "WSYNC_LOG", "WSYNC_STRATEGY"} <= names, names

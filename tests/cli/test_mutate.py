@@ -1,4 +1,4 @@
-"""tests/mutate: its table fits the code as it is, and it tells a change that a test sees from one that none sees, in a tree of its own."""
+"""tests/mutate: its table fits the present code, and in a temporary tree it distinguishes changes that a test detects from others."""
 import os
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def said(tree, *arguments):
     return done.returncode, done.stdout + done.stderr
 
 
-def tree_of_its_own():
+def temporary_tree():
     """A tree with the table above: its one test is it.sh itself."""
     tree = os.path.join(TESTDIR, unique("tree"))
     os.makedirs(os.path.join(tree, "tests/unit"))
@@ -54,7 +54,7 @@ def edit(tree, name, old, new):
 
 
 def test_table():
-    """every text of the table is in the code, and every test that it names is there; help is help, and nothing else is guessed"""
+    """every text of the table is in the code, and every test that it names exists; --help prints help, and unknown options are refused"""
     code, text = said(ROOT, "--check")
     assert code == 0, text
     code, text = said(ROOT, "--help")
@@ -63,8 +63,8 @@ def test_table():
 
 
 def test_check():
-    """a text that is no more in the code, a test that is gone and an unknown equivalent are named"""
-    tree = tree_of_its_own()
+    """a text that is no longer in the code, a missing test and an unknown equivalent are named"""
+    tree = temporary_tree()
     assert said(tree, "--check") == (0, "4 entries, 0 wrong\n"), said(tree, "--check")
     edit(tree, "it.sh", "# nothing of", "# none of")
     code, text = said(tree, "--check")
@@ -77,8 +77,8 @@ def test_check():
 
 
 def test_outcomes():
-    """killed, survived, equivalent and what does not build are told apart; the tree stays as it was"""
-    tree = tree_of_its_own()
+    """killed, survived, equivalent and unbuildable changes are distinguished; the tree is not modified"""
+    tree = temporary_tree()
     code, text = said(tree)
     assert code == 1 and text.splitlines()[-1] == "1 killed, 1 survived, 1 do not build, 1 equivalent", text
     assert "killed: it.sh: exit 0 -> exit 1" in text and "SURVIVED: it.sh: # nothing of -> # all of" in text, text

@@ -1,4 +1,4 @@
-"""tests/run itself: what ends early, says too little, skips or fails once is seen. It runs a tree of tests that are made here."""
+"""tests/run itself, on a tree of generated tests: it notices tests that end early, print too little, skip, or fail once."""
 import glob
 import os
 import shutil
@@ -11,7 +11,7 @@ ROOT = os.environ["ROOT"]
 
 
 def outcome(kind, script, ci=False):
-    """Runs one test, a program or a file of pytest's, under a copy of tests/run; returns its exit status and output."""
+    """Runs one test, a program or a pytest file, under a copy of tests/run; returns its exit status and output."""
     tree = os.path.join(TESTDIR, unique("tree"))
     for folder in ("unit", "mount"):
         os.makedirs(os.path.join(tree, "tests", folder))
@@ -34,7 +34,7 @@ def outcome(kind, script, ci=False):
         os.symlink(os.path.join(ROOT, "build/venv"), os.path.join(tree, "build/venv"))
     env = {k: v for k, v in os.environ.items() if k != "CI"}
     env.update({"CI": "1"} if ci else {}, STATE=os.path.join(tree, "ran"))
-    env.pop("TESTDIR")  # the processes of that test are not this one's
+    env.pop("TESTDIR")  # that test's processes are not this test's
     done = subprocess.run([os.path.join(tree, "tests/run"), "test_it"], env=env, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout
 
@@ -45,20 +45,20 @@ def counts(status, text, passed, failed, skipped):
 
 
 def test_help():
-    "--help says what names there are, and runs nothing"
+    "--help lists the names, and runs nothing"
     done = subprocess.run([os.path.join(ROOT, "tests/run"), "--help"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 and "tests/run [NAME...]" in done.stdout and "-- build" not in done.stdout, done
 
 
 def test_plan():
-    """a program that ends after its first result, and one without a plan, have failed"""
+    """a program that ends after its first result, or prints no plan, has failed"""
     counts(*outcome("program", "echo 1..2; echo ok - a; echo ok - b\n"), 2, 0, 0)
     counts(*outcome("program", "echo 1..2; echo ok - a\n"), 1, 1, 0)
     counts(*outcome("program", "echo ok - a\n"), 1, 1, 0)
     counts(*outcome("program", "true\n"), 0, 1, 0)
     counts(*outcome("program", "echo 1..0\n"), 0, 1, 0)
     counts(*outcome("program", "echo 1..1; echo ok - a; exit 3\n"), 1, 1, 0)
-    counts(*outcome("program", "echo 1..1; echo ok - a; exit 5\n"), 1, 1, 0)  # what pytest ends with where all is skipped
+    counts(*outcome("program", "echo 1..1; echo ok - a; exit 5\n"), 1, 1, 0)  # pytest's exit status if all tests are skipped
 
 
 def test_skips():
@@ -71,7 +71,7 @@ def test_skips():
 
 
 def test_unsteady():
-    """in CI what failed is run once more and named if it passes then; elsewhere it has failed"""
+    """in CI a failed test is run once more and listed if it passes then; elsewhere it has failed"""
     once = 'echo 1..1; if [ -e "$STATE" ]; then echo ok - a; else touch "$STATE"; echo not ok - a; exit 1; fi\n'
     counts(*outcome("program", once), 0, 1, 0)
     status, text = outcome("program", once, ci=True)
@@ -81,7 +81,7 @@ def test_unsteady():
 
 
 def test_pytest():
-    """of pytest's tests each result counts; one that ends in the middle, has no test or cannot be imported has failed"""
+    """each result of a pytest file counts; a file that ends midway, has no test or cannot be imported has failed"""
     counts(*outcome("pytest", "def test_a(): pass\ndef test_b(): pass\n"), 2, 0, 0)
     status, text = outcome("pytest", "import pytest\ndef test_a(): assert 1 == 2\ndef test_b(): pytest.skip('no GPU')\n")
     counts(status, text, 0, 1, 1)
@@ -94,7 +94,7 @@ def test_pytest():
 
 
 def test_killed():
-    """a C test's folders are in the test's own: nothing stays where it is killed"""
+    """a C test's folders are inside the test's own folder, so nothing stays if it is killed"""
     for name, folder in (("publisher", "wsync-pub.*"), ("gpu_offload", "wsync-gpu.*")):
         own = os.path.join(TESTDIR, unique("own"))
         os.makedirs(own)

@@ -1,8 +1,8 @@
-"""This release and those before it, side by side: each has its command, and its agents, mounts and engines.
+"""This release and earlier ones side by side: each has its command, agents, mounts and engines.
 
-A test of two parameters runs twice by @pairs: with (0.1.0, this release) and (this release, 0.1.0); it names the two by what they do
-in it. To test beside another release too: a line below `old-releases` in the Makefile, and its name in OLDER.
-A new feature that crosses processes or a disk has its test here: that the other side works without it, or what is said."""
+@pairs runs a test of two parameters twice, with (0.1.0, this release) and (this release, 0.1.0); the parameters are named by their roles.
+To test another release too, add a line below `old-releases` in the Makefile, and its name to OLDER.
+A new feature that crosses processes or a disk needs a test here: the other side works without it, or the error says what is missing."""
 import inspect
 import os
 import sys
@@ -25,7 +25,7 @@ class Release:
 
 
 def built(name):
-    """A release of before. Where there is no history to build it from, none of the file's tests can run."""
+    """An earlier release. Without the history to build it from, the file's tests are skipped."""
     folder = os.path.join(os.environ["ROOT"], "build/compat", name)
     if os.path.exists(folder + "/missing"):
         with open(folder + "/missing") as f:
@@ -45,13 +45,13 @@ def names_of(test, n):
 
 
 def pairs(test):
-    """A test of (one, other): with each older release as its first side, and as its second."""
+    """Runs a test of (one, other) with each older release as the first, and as the second."""
     both = [pair for old in OLDER for pair in ((old, NEW), (NEW, old))]
     return pytest.mark.parametrize(names_of(test, 2), both, ids=[f"{a.name} and {b.name}" for a, b in both])(test)
 
 
 def olds(test):
-    """A test of (old): with each older release beside this one."""
+    """Runs a test of (old) with each older release beside this one."""
     return pytest.mark.parametrize(names_of(test, 1), OLDER, ids=[r.name for r in OLDER])(test)
 
 
@@ -61,7 +61,7 @@ def mountable():
 
 
 def same(mount, version, folder, model="actor"):
-    """What a mount shows of a version are the source's tensors, and its other files, byte by byte."""
+    """Asserts that the mounted version has the source's tensors and other files, byte by byte."""
     mount.wait_version(model, version)
     for name in sorted(os.listdir(folder)):
         content = tensors_of if name.endswith(".safetensors") else bytes_of
@@ -75,6 +75,6 @@ def bytes_of(path):
 
 
 def how(mount, version, model="actor"):
-    """How a version came, by the mount's status: `tcp full`, `tcp delta from 1: ...`; and the bytes that were moved."""
+    """How a version arrived, from the mount's status: `tcp full`, `tcp delta from 1: ...`; and the bytes transferred."""
     line = mount.status(model)[f"version.{version}"]
     return line.split('how="')[1].split('"')[0], int(line.split(" moved=")[1].split()[0])

@@ -1,6 +1,6 @@
 # beside others
 # timeout: 240
-"""What one release writes to a disk, read and gone on with by another: agents' archives, what `wsync save` wrote, exports."""
+"""Files on disk written by one release, read and continued by another: agents' archives, `wsync save`, exports."""
 from releases import *
 
 
@@ -11,7 +11,7 @@ def entries(archive):
 
 
 def publish(agent, folders, *versions, archive=None):
-    """Steps; each is in the archive, where the agent has one, and of the lineage that is there."""
+    """Publishes steps; each is in the archive, if the agent has one, and of the existing lineage."""
     for version in versions:
         folders[version] = step(folders[version - 1], version) if version - 1 in folders else checkpoint(MEDIUM, seed=version)
         run = [v["run"] for v in entries(archive).values()][:1] if archive else []
@@ -22,7 +22,7 @@ def publish(agent, folders, *versions, archive=None):
 
 @pairs
 def test_archive(writer, reader):
-    "an agent's archive, whole versions and deltas, is read"
+    "an agent's archive, with whole versions and deltas, can be read"
     archive, folders = unique("archive"), {}
     publish(writer.Agent("--archive", archive), folders, 1, 2, 3, archive=archive)
     mount = reader.Mount(f"dir:{archive}")
@@ -33,8 +33,8 @@ def test_archive(writer, reader):
 
 
 @pairs
-def test_gone_on_with(first, second):
-    "an archive is gone on with by the agent of another release, and read by both"
+def test_continued_archive(first, second):
+    "an agent of another release continues an archive, and both releases can read it"
     archive, folders = unique("archive"), {}
     agent = first.Agent("--archive", archive)
     publish(agent, folders, 1, 2, archive=archive)
@@ -49,7 +49,7 @@ def test_gone_on_with(first, second):
 
 @pairs
 def test_save(savers, mounts):
-    "wsync save of another release writes versions of a mount, and what it wrote is read by both"
+    "wsync save of another release writes versions of a mount, and both releases can read them"
     agent, archive, folders = mounts.Agent(), unique("archive"), {}
     mount = mounts.Mount(agent.url, "keep=3")
     for version in (1, 2):
@@ -69,7 +69,7 @@ def test_save(savers, mounts):
 
 @pairs
 def test_export(first, second):
-    "a folder of exported versions is gone on with by the export of another release"
+    "the export of another release continues a folder of exported versions"
     need_fuse()
     agent, place, folders = first.Agent(), unique("export"), {}
     publish(agent, folders, 1)

@@ -36,7 +36,7 @@ def test_mount(command, mounts):
     names = {t["name"] for t in json.loads(command.wsync("inspect", "--json", mount.file("actor/1")).stdout)["tensors"]}
     assert names == set(MEDIUM), names
     said = command.wsync("diff", mount.file("actor/1"), mount.file("actor/2"), check=False).stdout
-    ours = mounts.wsync("diff", mount.file("actor/1"), mount.file("actor/2"), check=False).stdout  # in columns of another width
+    ours = mounts.wsync("diff", mount.file("actor/1"), mount.file("actor/2"), check=False).stdout  # column widths differ
     assert said.split() == ours.split() and "layer.0.weight" in said, said
     command.wsync("umount", mount.path)
     assert not mount.mounted() and mount.process.wait(20) == 0, mount.text()
@@ -66,7 +66,7 @@ def test_agent(command, agents):
 
 @pairs
 def test_engine(command, engines):
-    "the command lets an engine load a folder, without a mount"
+    "the command makes an engine load a folder, without a mount"
     folders = [checkpoint(SMALL, seed=v) for v in (1, 2)]
     for api in ("sglang", "vllm"):
         engine = engines.Engine(folders[0], api=api)

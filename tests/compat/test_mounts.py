@@ -1,6 +1,6 @@
 # beside others
 # timeout: 300
-"""Mounts of one release on agents, mounts and engines of another: whole versions, deltas, switches and releases."""
+"""Mounts of one release with agents, mounts and engines of another: whole versions, deltas, switches and releases."""
 from releases import *
 
 
@@ -13,7 +13,7 @@ class Run:
         self.step()
 
     def step(self):
-        """A few elements move; once there is one before, the next is offered as its delta, too."""
+        """Changes a few elements; from the second step on waits until the delta is offered too."""
         before, self.newest = self.newest, self.newest + 1
         self.folders[self.newest] = step(self.folders[before], self.newest) if before else checkpoint(MEDIUM, seed=1)
         self.agent.publish("actor", self.newest, self.folders[self.newest])
@@ -26,13 +26,13 @@ class Run:
         return offered and offered[0]["base"] == self.newest - 1 and offered[0]["state"] == "whole"
 
 
-# Below 8 MiB nothing is measured: what is guessed of two threads makes the delta the shorter way, on any machine.
+# Below 8 MiB nothing is measured: with the default speeds and two threads the delta is always cheaper.
 GUESSED = "threads=2"
 
 
 @pairs
 def test_tcp(mounts, agents):
-    "a mount on an agent by tcp: the first version whole, each step as a delta"
+    "a mount of an agent by tcp: the first version whole, each step as a delta"
     run = Run(agents)
     mount = mounts.Mount(run.agent.url, GUESSED)
     same(mount, 1, run.folders[1])
@@ -47,7 +47,7 @@ def test_tcp(mounts, agents):
 
 @pairs
 def test_unix(mounts, agents):
-    "a mount on an agent by unix: takes descriptors, and does not stop the trainer"
+    "a mount of an agent by unix: receives descriptors, and does not stop the trainer"
     run = Run(agents)
     mount = mounts.Mount(f"unix:{run.agent.sock}")
     for _ in range(5):
@@ -59,7 +59,7 @@ def test_unix(mounts, agents):
 
 @pairs
 def test_relay(below, above):
-    "a mount below a mount that serves and wants a token: the first version whole, the next as a delta"
+    "a mount below a mount that serves and requires a token: the first version whole, the next as a delta"
     run = Run(above)
     port, token = free_port(), unique("token")
     with open(token, "w") as f:
@@ -76,7 +76,7 @@ def test_relay(below, above):
 
 @pairs
 def test_switch(mounts, engines):
-    "a mount switches engines there and back; what they hold is what was published"
+    "a mount switches engines and back; their weights are the published ones"
     run = Run(mounts)
     run.step()
     sums = {v: engines.Engine(run.folders[v]).checksum() for v in (1, 2)}
@@ -94,7 +94,7 @@ def test_switch(mounts, engines):
 
 @pairs
 def test_release(commands, agents):
-    "a release over mounts of both switches all of them, there and back"
+    "a release over mounts of both releases switches all of them, and back"
     run = Run(agents)
     fleet, engines = {}, {}
     for release, host in ((commands, "n0"), (agents, "n1")):

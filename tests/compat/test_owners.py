@@ -1,11 +1,11 @@
 # beside others
 # timeout: 180
-"""A socket, an archive and a mount's folder have one owner, also where the second to come is of another release."""
+"""A socket, an archive and a mount's folder have one owner, also if the second process is of another release."""
 from releases import *
 
 
 class Second(Process):
-    """One that must end by itself, with a reason."""
+    """A process that must end by itself, with a reason."""
 
     def said(self):
         assert self.process.wait(60) not in (0, -9), self.process.returncode
@@ -18,7 +18,7 @@ def second(release, *args):
 
 @pairs
 def test_socket(first, other):
-    "an agent does not take the socket of one that lives, and takes it from one that was killed"
+    "an agent does not take the socket of a live one, and takes that of a killed one"
     agent, folders = first.Agent(), {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
     agent.publish("actor", 1, folders[1])
     assert agent.sock in second(other, "agent", "--listen", "none", "--socket", agent.sock)
@@ -31,7 +31,7 @@ def test_socket(first, other):
 
 @pairs
 def test_archive(first, other):
-    "an agent does not write the archive of one that lives"
+    "an agent does not write the archive of a live one"
     archive = unique("archive")
     first.Agent("--archive", archive)
     said = second(other, "agent", "--listen", "none", "--socket", unique("sock"), "--archive", archive)
@@ -40,7 +40,7 @@ def test_archive(first, other):
 
 @pairs
 def test_mount(first, other):
-    "a live mount is left alone by one that comes later; a killed one is recovered"
+    "a later mount leaves a live one alone, and recovers the path of a killed one"
     agent, folder = other.Agent(), checkpoint(SMALL, seed=1)
     agent.publish("actor", 1, folder)
     mount = first.Mount(agent.url)

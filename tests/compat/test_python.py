@@ -35,7 +35,7 @@ sys.stdout.buffer.write(weights["w"].tobytes())
 
 
 def python(release, program, *args, library=None):
-    """The program with the release's package, and with another's library where it is told so."""
+    """Runs the program with the release's package, and with another release's library if given."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("WSYNC")} | {"PYTHONPATH": package(os.path.dirname(release.build), release.build)}
     if library:
         env["WSYNC_LIBRARY"] = f"{library.build}/libwsync.so"
@@ -43,7 +43,7 @@ def python(release, program, *args, library=None):
 
 
 def published(agents, mounts, trainer):
-    """By a trainer, which is told the agent's address; what a mount shows of it is what it offloaded."""
+    """Runs a trainer that publishes to the agent; a mount then shows what it offloaded."""
     agent = agents.Agent()
     done = trainer(f"unix:{agent.sock}")
     assert done.returncode == 0, done.stderr.decode()

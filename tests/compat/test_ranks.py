@@ -1,6 +1,6 @@
 # beside others
 # timeout: 240
-"""Trainers whose ranks have another release's library than the agent, than each other, or than their program was built with."""
+"""Trainers whose ranks' library is of another release than the agent's, than each other's, or than the header of their program."""
 import re
 import struct
 
@@ -34,7 +34,7 @@ def same_ranks(mount, version):
 
 @pairs
 def test_agent(trainers, agents):
-    "ranks on an agent publish steps, also while readers of both releases hold some and a rank comes back"
+    "ranks publish steps to an agent, also while readers of both releases hold some and a rank restarts"
     agent = agents.Agent()
     trainer = [rank(trainers, agent, i, 2) for i in (0, 1)]
     mounts = [release.Mount(source) for release in (trainers, agents) for source in (agent.url, f"unix:{agent.sock}")]
@@ -49,7 +49,7 @@ def test_agent(trainers, agents):
 
 @pairs
 def test_each_other(first, other):
-    "ranks of one trainer have both releases' libraries, on an agent of either"
+    "ranks of one trainer with both releases' libraries, with an agent of either"
     for agents in first, other:
         agent = agents.Agent()
         trainer = [rank(release, agent, i, 3) for i, release in enumerate((first, other, first))]
@@ -61,7 +61,7 @@ def test_each_other(first, other):
 
 @pairs
 def test_nodes(primaries, secondaries):
-    "a trainer of two nodes whose agents are of both releases; mounts of either make the version of its parts"
+    "a trainer on two nodes whose agents are of both releases; mounts of either release merge its parts"
     first = primaries.Agent()
     agents = [first, secondaries.Agent("--primary", first.url)]
     trainer = [rank(release, agent, i, 2) for i, (release, agent) in enumerate(zip((primaries, secondaries), agents))]
@@ -74,7 +74,7 @@ def test_nodes(primaries, secondaries):
 
 @pairs
 def test_library(programs, libraries):
-    "a program that was built with a header runs with the library: it publishes the same, or an older one is refused at its start"
+    "a program built with one header runs with the other library: it publishes the same, or an older library is refused at its start"
     agent = libraries.Agent()
     mount = libraries.Mount(agent.url)
     done = subprocess.run([f"{programs.build}/backends/trainer/examples/offload", f"unix:{agent.sock}", "example", "0", "1"], stdin=subprocess.DEVNULL,
@@ -92,7 +92,7 @@ def test_library(programs, libraries):
 
 @olds
 def test_symbols(old):
-    "a function that came after the older release is of a newer version in the library, so that linkers name it"
+    "a function newer than the older release has a newer symbol version, so that linkers name it"
     def exported(build):
         lines = subprocess.run(["nm", "-D", "--defined-only", f"{build}/libwsync.so"], capture_output=True, text=True, check=True, timeout=20).stdout
         return dict(re.findall(r"\bT (wsync_\w+)@@(\S+)", lines))

@@ -1,6 +1,6 @@
 # beside others
 # timeout: 240
-"""What this release cannot do with an older one: it says so, names that one, and says what to do."""
+"""Features that do not work with an older release: the error says so, names that release, and says what to do."""
 from releases import *
 
 
@@ -19,7 +19,7 @@ def refusal(agent, version, folder):
 
 @olds
 def test_slots(old):
-    "a mount by unix: that keeps every slot is named to the trainer, which goes on once it lets one go"
+    "the trainer is told the name of a unix: mount that keeps every slot, and continues once the mount releases one"
     agent, folders = published("--slots", "2")
     mount = old.Mount(f"unix:{agent.sock}")
     for version in (1, 2):
@@ -36,7 +36,7 @@ def test_slots(old):
 
 @olds
 def test_leases(old):
-    "where the kernel grants no leases an older mount by unix: is told why it gets nothing; by tcp it gets all"
+    "if the kernel grants no leases an older unix: mount is told why it gets nothing; by tcp it gets everything"
     agent, folders = published(prefix=(os.path.join(BUILD, "tests/tools/without_leases"),))
     mount = old.Mount(f"unix:{agent.sock}", "deadline=5")
     mount.wait_version("actor", 2)
@@ -49,8 +49,8 @@ def test_leases(old):
 
 
 @olds
-def test_back(old):
-    "an older mount that failed a release and is released back says nothing of that: the release names it, and the next one counts it"
+def test_older_mount_after_failed_release(old):
+    "an older mount does not report its failed release after a release back: the release names the mount, and the next one counts it"
     agent, folders = published()
     fleet = []
     for release, host in ((old, "old"), (NEW, "new")):

@@ -1,11 +1,11 @@
 # beside others
 # timeout: 240, takes: 20
-"""What a mount of one release keeps, taken over by one of another at the same path: upgrades, and back."""
+"""Settings of a mount of one release, used by a mount of another release at the same path: upgrades and downgrades."""
 from releases import *
 
 
 def settings(mount):
-    """What people set, by the mount's own files."""
+    """The settings that an operator made, as the mount's files show them."""
     lines = mount.text("actor/status").splitlines()
     pins = [line.split()[0] for line in lines if line.startswith("version.") and " pinned" in line]
     return {"engines": sorted((name, what.split()[2:4]) for name, what in mount.engines().items()), "pins": pins,
@@ -14,7 +14,7 @@ def settings(mount):
 
 
 class Site:
-    """An agent with two versions, engines that serve the first, and a mount of them with settings."""
+    """An agent with two versions, engines that serve the first, and a mount with settings."""
 
     def __init__(self, release, path=None):
         self.agent = NEW.Agent()
@@ -31,7 +31,7 @@ class Site:
         self.mount.write("pull", "actor/policy")
 
     def by(self, release):
-        """The mount's place is taken by one of a release; what that says of its start."""
+        """Replaces the mount by one of the given release; returns its log of the start."""
         self.mount.end()
         self.mount = release.Mount(self.agent.url, path=self.mount.path)
         self.mount.wait_version("actor", 2)
@@ -41,7 +41,7 @@ class Site:
 
 @pairs
 def test_taken_over(first, second):
-    "engines, policy, commit, strategy, pins and the current version are there after a change of release, and after the change back"
+    "engines, policy, commit, strategy, pins and the current version survive an upgrade and a downgrade"
     site = Site(first)
     before = settings(site.mount)
     assert before["engines"] and before["pins"] and before["strategy"] and "pull" in before["policy"], before
@@ -56,7 +56,7 @@ def test_taken_over(first, second):
 
 @pairs
 def test_killed_in_a_switch(first, second):
-    "a mount that is killed while an engine loads: the next release brings the engine to the current version"
+    "a mount is killed while an engine loads: the next release reconciles the engine to the current version"
     site = Site(first)
     site.engine.end()
     slow = NEW.Engine(site.folders[1], "--slow", "3000", port=site.engine.port)
@@ -75,7 +75,7 @@ def test_killed_in_a_switch(first, second):
 
 @pairs
 def test_link(first, second):
-    "a mount whose path leads through a link finds what the other release kept of it"
+    "a mount whose path contains a link finds the settings of the other release"
     folder, link = unique("folder"), unique("link")
     os.makedirs(folder + "/wsync")
     os.symlink(folder, link)
@@ -87,7 +87,7 @@ def test_link(first, second):
 
 @olds
 def test_newer(old):
-    "what an older mount does not know of the settings, an added source, it leaves out and says, with the name of a copy"
+    "settings that an older mount does not know, such as an added source, are skipped with a message that names a copy"
     site = Site(NEW)
     other = NEW.Agent()
     site.mount.write(f"add actor {other.url}", "ctl")

@@ -34,7 +34,7 @@ KEPT = os.path.join(ROOT, "build/campaign")
 
 
 def supervise():
-    """Runs this script as tests/run runs a test, and looks what it leaves."""
+    """Runs this script as tests/run runs a test, and checks what it leaves behind."""
     loader = importlib.machinery.SourceFileLoader("tests_run", os.path.join(ROOT, "tests/run"))
     run = importlib.util.module_from_spec(importlib.util.spec_from_loader("tests_run", loader))
     loader.exec_module(run)
@@ -72,12 +72,12 @@ from crowd import *
 
 SECONDS = float(os.environ.get("CAMPAIGN_SECONDS", "1800"))
 SEED = int(os.environ.get("CAMPAIGN_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
-ROUND = 40 * (2 if SANITIZER else 1)  # seconds of faults between two looks at what has healed
-HEAL = 90  # until all is well again, at most; times SLOW
+ROUND = 40 * (2 if SANITIZER else 1)  # seconds of faults between two checks of recovery
+HEAL = 90  # limit in seconds until everything has recovered; times SLOW
 
 
 class Faults(Worker):
-    """What happens to one place, again and again: each of .kinds is (weight, name, what does it)."""
+    """Injects faults into one place repeatedly: each of .kinds is (weight, name, function)."""
 
     def __init__(self, campaign, place, doing, pace, kinds):
         super().__init__(campaign, f"faults of {place.name}")
@@ -161,7 +161,7 @@ class Campaign:
 
     # --- faults ---
     def signals(self, place, weights, again=None):
-        """By kill, term and stop; again: what starts it."""
+        """By SIGKILL, SIGTERM and SIGSTOP; again: restarts the process."""
         again = again or place.start
 
         def kill(r):
@@ -204,19 +204,19 @@ class Campaign:
         return [(2, "link cut", cut), (2, "link silent", lose), (1, "link slow", slow)]
 
     def memory(self, place):
-        """No more than it has, and a little: it is killed by the kernel, or gets by."""
+        """Limits memory to little more than is used: the kernel kills the process, or it gets by."""
         group = self.ground.groups.get(place.host)
         if not group:
             return None
 
         def squeeze(r):
             before = group.kills()
-            with contextlib.suppress(OSError):  # it took more meanwhile
+            with contextlib.suppress(OSError):  # its use has grown meanwhile
                 group.limit(group.usage() + r.randrange(6 << 20))
             time.sleep(r.random())
             group.limit(None)
             if group.kills() > before:
-                place.now.process.wait()  # a large one takes its time to end
+                place.now.process.wait()  # a large process takes time to end
                 self.note("killed for memory", place.name, ())
                 place.now.scope.close()
                 place.start()
@@ -233,7 +233,7 @@ class Campaign:
                 t.renew = t.renew or r.random() < 0.7
 
         def anew(r):
-            """It loses all that it had, and the trainers resume from an older step."""
+            """The agent loses all of its state, and the trainers resume from an older step."""
             self.agent.kill()
             lineage(r)
             self.agent.start()
@@ -308,7 +308,7 @@ class Campaign:
         place = collections.namedtuple("Clock", "name")("the machine's clock")
         return Faults(self, place, lambda: set(), 5.0, [(1, "clock step", step)])
 
-    # --- quiet ---
+    # --- checks after all faults have ended ---
     def storm(self, seconds):
         for t in self.trainers.values():
             t.hold = False
@@ -328,7 +328,7 @@ class Campaign:
             raise AssertionError(self.failure)
 
     def heal(self):
-        """Nothing is broken any more: what must be so within HEAL seconds, in turn."""
+        """Ends all faults and checks, in turn, what must hold within HEAL seconds."""
         began = time.monotonic()
         for t in self.trainers.values():
             self.check()
@@ -370,7 +370,7 @@ class Campaign:
             raise AssertionError(f"{e}; it says {said}") from None
 
     def look_at(self, engine, trainer):
-        """It serves the newest version by its own word and by the mount's, and answers requests."""
+        """The engine serves the newest version by its own answer and by the mount's, and answers requests."""
         told, label = "", ""
 
         def serves():
@@ -388,7 +388,7 @@ class Campaign:
                                  f"{engine.mount.text(engine.model, 'last_error')}{engine.mount.text(engine.model, 'status')}") from None
 
     def compare(self):
-        """Engines hold what one holds that has just loaded the files, which readers have found right."""
+        """Engines hold the same weights as one that has just loaded the files, which readers have checked."""
         for model, t in self.trainers.items():
             with scope():
                 fresh = EnginePlace(self.ground, self.mounts[0], self.random, "fresh", model, "sglang")
@@ -447,7 +447,7 @@ def main():
     if campaign and not campaign.failure:
         campaign.tell("done")
     sys.stdout.flush()
-    os._exit(1 if failed else 0)  # a thread may hang in what failed
+    os._exit(1 if failed else 0)  # a thread may hang in the failed part
 
 
 main()

@@ -1,5 +1,5 @@
-"""The members of a campaign (campaign.py): daemons that are started again and again in their places, ranks that publish what
-follows from a number, readers that check every byte of it, and their hosts."""
+"""The processes of a campaign (campaign.py): daemons that are restarted in their places, ranks that publish computed values, readers that
+check every byte of them, and their hosts."""
 import collections
 import http.client
 import os
@@ -18,7 +18,7 @@ from world import *
 
 ELEMENTS = {"actor": 2 << 20, "critic": 1 << 20}  # 6 and 3 MB: more than one block of 4 MiB, and less
 WORLD = {"actor": 2, "critic": 1}
-LINEAGE = 8192  # versions of a lineage; what a reader calls content is number + LINEAGE * lineage, and SECOND for the second model
+LINEAGE = 8192  # versions of a lineage; content is number + LINEAGE * lineage, plus SECOND for the second model
 SECOND = LINEAGE * 256
 WAYS = ("read", "direct", "uring", "splice", "sendfile", "map", "private")
 
@@ -28,8 +28,8 @@ def salt(model, lineage):
 
 
 class Ground:
-    """The machine as hosts with links between them, daemons in memory cgroups and with clocks of their own, as far as it has all
-    that; .skipped says what it has not, and why."""
+    """The machine as hosts with links between them, daemons in memory cgroups and with their own clocks, as far as the machine supports it;
+    .skipped lists what it does not support, and why."""
 
     def __init__(self, names):
         self.skipped, self.hosts, self.network, self.groups = {}, {n: "127.0.0.1" for n in names}, None, {}
@@ -38,7 +38,7 @@ class Ground:
             self.hosts = {n: f"10.77.0.{i + 1}" for i, n in enumerate(names)}
             self.network.ip("hub", "addr add 10.77.0.250/24 dev bridge")
             self.network.ip("hub", "link set lo up")
-            entered(self.network.inside("hub"))  # from there all hosts are to be seen
+            entered(self.network.inside("hub"))  # from there all hosts can be reached
         except pytest.skip.Exception as why:
             self.skipped["link"] = str(why)
         for name in names:
@@ -52,7 +52,7 @@ class Ground:
             self.skipped["clock"] = f"no time namespaces here: {done.stderr.strip() or 'they do not hold for what is started in them'}"
 
     def prefix(self, name, random, first=False):
-        """What runs a daemon there, with arguments. first: to be killed where memory is short."""
+        """The command prefix that runs a daemon there. first: killed first when memory is short."""
         words = []
         if self.network:
             words += ["nsenter", f"--net=/run/netns/{self.network.prefix}{name}"]
@@ -66,7 +66,7 @@ class Ground:
 
 
 class Group:
-    """A memory cgroup, of either version."""
+    """A memory cgroup, of version 1 or 2."""
 
     def __init__(self, name):
         with open("/proc/self/cgroup") as f:
@@ -93,7 +93,7 @@ class Group:
             return int(f.read())
 
     def kills(self):
-        """How many of its processes the kernel has killed."""
+        """The number of its processes that the kernel has killed."""
         with open(f"{self.path}/{self.events_file}") as f:
             return int(dict(line.split() for line in f)["oom_kill"])
 
@@ -103,9 +103,9 @@ class Group:
 
 
 class Place:
-    """Where a daemon runs; .now is the one that does. It belongs to one thread, which starts and ends it."""
+    """Where a daemon runs; .now is the running one. One thread owns the place, and starts and ends the daemon."""
 
-    KEPT = 4  # logs of those that have ended
+    KEPT = 4  # logs of daemons that have ended
 
     def __init__(self, ground, host, random):
         self.ground, self.host, self.random = ground, host, random
@@ -119,7 +119,7 @@ class Place:
         self.starts += 1
         with scope() as starting:
             daemon = self.now = self.daemon()
-            daemon.scope = starting.pop_all()  # it ends when it is told to
+            daemon.scope = starting.pop_all()  # it ends when asked to
         self.logs.append(daemon.log_path)
         if len(self.logs) > self.KEPT:
             os.unlink(self.logs.popleft())
@@ -131,7 +131,7 @@ class Place:
             raise AssertionError(f"{self.name} did not start: {self.now.process.returncode}\n{self.now.text()}")
 
     def run(self, *args):
-        """A process of wsync's in the foreground."""
+        """A wsync process in the foreground."""
         prefix = self.ground.prefix(self.host, self.random, first=args[0] == "mount")
 
         class Here(Process):
@@ -141,7 +141,7 @@ class Place:
         return lambda: Here(*args)
 
     def end(self):
-        """By SIGTERM, in good time."""
+        """Ends it by SIGTERM, within the time limit."""
         if self.now:
             self.now.scope.close()
 
@@ -174,7 +174,7 @@ class MountPlace(Place):
         self.name, self.agent, self.before = f"mount {host}", agent, before
         self.url = f"http://{self.address}:{self.port}"
         self.path = os.path.join(TESTDIR, host)
-        self.reading, self.old = 0, []  # reads under way; daemons that were detached lazily
+        self.reading, self.old = 0, []  # running reads; daemons that were detached lazily
         os.makedirs(self.path)
 
     def daemon(self):
@@ -194,17 +194,17 @@ class MountPlace(Place):
             return [line.split()[2] for line in f if line.split()[1] == self.path]
 
     def detach(self):
-        """Lazily. The daemon serves those that read, and ends with the last of them."""
+        """Detaches the mount lazily. Its daemon serves its readers, and ends with the last of them."""
         subprocess.run(["umount", "-l", self.path + "/.regions"], stderr=subprocess.DEVNULL, check=False)
         done = subprocess.run(["umount", "-l", self.path], capture_output=True, text=True)
         return done.returncode == 0
 
     def leave(self):
-        """Another one takes its place."""
+        """Gives up its place to another mount."""
         self.old.append(self.now)
 
     def reap(self):
-        """Of those that were left; whether all have ended."""
+        """Collects the ended ones of the detached daemons; returns whether all have ended."""
         for daemon in [d for d in self.old if not d.alive()]:
             daemon.scope.close()
             self.old.remove(daemon)
@@ -213,7 +213,7 @@ class MountPlace(Place):
     def kill(self):
         super().kill()
         if self.random.random() < 0.5:
-            self.detach()  # else the next one finds a dead mount
+            self.detach()  # else the next daemon finds a dead mount
 
     def end(self):
         super().end()
@@ -239,21 +239,21 @@ class MountPlace(Place):
             os.close(fd)
 
     def versions(self, model):
-        """Those that are listed."""
+        """The listed versions."""
         try:
             return sorted(int(n) for n in os.listdir(self.file(model)) if n.isdigit())
         except OSError:
             return []
 
     def engines(self, model):
-        """{name: "state version kind url ..."}; none where it cannot be asked."""
+        """{name: "state version kind url ..."}; {} if the mount cannot be read."""
         try:
             return dict(line.split(" ", 1) for line in self.text(model, "engines").splitlines() if " " in line)
         except OSError:
             return {}
 
     def doing(self):
-        """What it is in the middle of."""
+        """The command in progress."""
         out = {"read"} if self.reading else set()
         for model in ELEMENTS:
             try:
@@ -305,7 +305,7 @@ class EnginePlace(Place):
         return self.api == "vllm" and self.ask("/is_paused")["is_paused"]
 
     def generate(self):
-        """Waits while it is paused."""
+        """Waits while the engine is paused."""
         return self.ask("/v1/completions" if self.api == "vllm" else "/generate", {"prompt": "x"})
 
     def doing(self):
@@ -314,8 +314,8 @@ class EnginePlace(Place):
 
 
 class Worker(threading.Thread):
-    """Works step by step until it is told to stop; .hold keeps it from the next step, .still says that it does. What a step raises
-    is the campaign's failure."""
+    """Runs steps until it is told to stop; .hold prevents the next step, .still says that none is running. An exception of a step fails the
+    campaign."""
 
     def __init__(self, campaign, name):
         super().__init__(daemon=True, name=name)
@@ -346,7 +346,7 @@ class Worker(threading.Thread):
 
 
 class Trainer(Worker):
-    """The ranks of a model. Versions go up whatever becomes of them; .begun: every content that may be seen."""
+    """The ranks of a model. Version numbers rise whatever happens to them; .begun: every content that readers may see."""
 
     def __init__(self, campaign, agent, model, random):
         super().__init__(campaign, f"trainer of {model}")
@@ -367,7 +367,7 @@ class Trainer(Worker):
         return f"{self.model}{self.lineage}"
 
     def begin_anew(self):
-        """Another lineage, whose numbers begin lower."""
+        """Opens another lineage, whose numbers begin lower."""
         self.renew, self.is_open = False, False
         self.lineage += 1
         self.version = max(0, self.version - self.random.randrange(6)) if self.version < LINEAGE - 600 else 0
@@ -394,10 +394,10 @@ class Trainer(Worker):
                 starting.close()
             if "error 0" not in str(e) and "''" not in str(e):
                 raise
-            time.sleep(0.1)  # there is no agent just now, or somebody has killed it already
+            time.sleep(0.1)  # there is no agent now, or it was just killed
 
     def ask(self, command):
-        """Of all: [line, Refused or None]."""
+        """Asks all ranks: [line, Refused or None]."""
         ranks = list(self.ranks)
         for r in ranks:
             r.send(command)
@@ -443,13 +443,13 @@ class Trainer(Worker):
         time.sleep(self.random.random() * 0.3)
 
     def settle(self):
-        """Publishes one more, and then waits."""
+        """Publishes one more version, and then waits."""
         self.last, self.one_more, self.hold = 0, True, False
         wait_for(lambda: not self.one_more or not self.is_alive(), f"{self.name}: a version that gets through", 150)
 
 
 class Reader(Worker):
-    """Opens and reads what the mounts show, in all ways, and checks that it is of the version that it opened."""
+    """Opens and reads mounted files in all ways, and checks that the bytes are of the version that it opened."""
 
     def __init__(self, campaign, number, mounts, trainers, random):
         super().__init__(campaign, f"reader {number}")
@@ -481,7 +481,7 @@ class Reader(Worker):
         time.sleep(r.random() * 0.1)
 
     def look(self, mount, model, which, way, hold):
-        """Reads once: whether it was right."""
+        """Reads once; returns whether the bytes were right."""
         self.start_process()
         path = mount.file(model, which, "model.safetensors")
         timer = threading.Timer(120 * SLOW, self.process.kill)
@@ -521,7 +521,7 @@ class Reader(Worker):
 
 
 class Auditor(Worker):
-    """Compares engines by what they say that they serve and by the checksum of what they do."""
+    """Compares each engine's reported version with the checksum of its weights."""
 
     def __init__(self, campaign, engines, random):
         super().__init__(campaign, "auditor")
@@ -543,7 +543,7 @@ class Auditor(Worker):
 
 
 class Switcher(Worker):
-    """An operator who switches the second model's engines, whatever comes of it."""
+    """An operator who switches the second model's engines, whatever the result."""
 
     def __init__(self, campaign, mount, model, random):
         super().__init__(campaign, "switcher")

@@ -1,7 +1,7 @@
 # beside others
 # timeout: 430, takes: 30
-"""kill -9 at random moments of publish, pull and switch: KILL_ROUNDS rounds, no wrong byte, no stuck process. What each kill hit the logs
-say: some hit the middle of an offload, of a pull and of a load. KILL_SEED."""
+"""kill -9 at random moments of publish, pull and switch: KILL_ROUNDS rounds, no wrong byte, no stuck process. The log says what each kill
+interrupted: some kills interrupt an offload, a pull or a load. KILL_SEED."""
 import os
 import random
 import re
@@ -11,7 +11,7 @@ from world import *
 
 ROUNDS = amount("KILL_ROUNDS", 40, 100)
 SEED = int(os.environ.get("KILL_SEED", random.SystemRandom().randrange(1 << 32)))
-# Some 12 MB: a round's publish and pull take tens of milliseconds, so that kills fall into the middle.
+# Some 12 MB: a round's publish and pull take tens of milliseconds, so kills fall into the middle.
 TENSORS = {f"w{i}": ("BF16", [1024, 512]) for i in range(11)} | {"tail": ("U8", [4321])}
 
 
@@ -56,7 +56,7 @@ class World:
 
 
 def hit_pull(log, version):
-    """Had the mount begun to pull it, and not come to the end?"""
+    """Whether the mount had begun the pull and not finished it."""
     return f" pulling model=actor version={version} " in log and f" ready model=actor version={version} " not in log
 
 

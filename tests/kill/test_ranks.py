@@ -1,8 +1,8 @@
 # sanitizers: address thread
 # beside others
 # timeout: 260
-"""Ranks that are killed in the middle of an offload: readers see whole versions only, the last one stays served, those that
-live are told, and the next offload works. RANKS_ROUNDS, RANKS_SEED."""
+"""Ranks killed in the middle of an offload: readers see complete versions only, the last one stays served, the surviving ranks are told,
+and the next offload works. RANKS_ROUNDS, RANKS_SEED."""
 import os
 import random
 import sys
@@ -21,7 +21,7 @@ ELEMENTS = 3 << 20  # 9 MB
 
 
 class Trainer:
-    """The ranks of a model; versions go up whatever becomes of them."""
+    """The ranks of a model; version numbers rise whatever happens to them."""
 
     def __init__(self, agent, mount, world, r):
         self.agent, self.mount, self.world, self.r = agent, mount, world, r
@@ -34,7 +34,7 @@ class Trainer:
         return Rank(self.agent, "actor", i, self.world, ELEMENTS)
 
     def offload(self, pending=()):
-        """A version that must get through; pending: ranks that have not answered for the one before."""
+        """Offloads a version that must succeed; pending: ranks that have not yet answered for the previous one."""
         self.version += 1
         for r in self.ranks:
             r.send(f"offload {self.version}")
@@ -52,7 +52,7 @@ class Trainer:
         self.ranks[victim].send(f"die {self.r.randrange(1001)} {self.version}")
 
     def kill_at_once(self, victim):
-        """From outside, when the offload has just begun, or has ended already."""
+        """Kills the rank from outside when the offload has just begun, or has already ended."""
         self.ranks[victim].send(f"offload {self.version}")
         time.sleep(self.r.random() * 0.02 * SLOW)
         self.ranks[victim].kill()
@@ -73,7 +73,7 @@ class Trainer:
         newest = self.newest()
         assert newest in (last, self.version), (newest, last)
         self.check(newest)
-        everybody = self.r.random() < 0.4  # the launcher ends and starts all of them, or the one
+        everybody = self.r.random() < 0.4  # the launcher ends and restarts all of them, or only the one
         for r in self.ranks if everybody else [self.ranks[victim]]:
             if r.rank != victim:
                 r.kill()
@@ -99,7 +99,7 @@ class Trainer:
         return out
 
     def check(self, version):
-        """Still served, by the agent itself."""
+        """The version is still served by the agent itself."""
         versions = [v["version"] for v in self.agent.get("/v1/models")["models"][0]["versions"]]
         assert version in versions, (version, versions)
 
@@ -129,7 +129,7 @@ def killed(world, rounds):
 
 
 def test_other_tensors():
-    "a rank that is killed comes back with other tensors: those that live register again"
+    "a killed rank restarts with other tensors: the surviving ranks register again"
     agent = Agent()
     args = ("timeout=2000",) if not SANITIZER else ("timeout=10000",)
     small = 1 << 16
@@ -143,7 +143,7 @@ def test_other_tensors():
         ranks[0].kill()
         ranks[0] = Rank(agent, "actor", 0, 2, small, *args, f"seed={more}")
         version += 1
-        told = ask_all(ranks, f"offload {version}")  # where its end was not known yet, rank 1 may have gone on by the old placement
+        told = ask_all(ranks, f"offload {version}")  # if its end was not known yet, rank 1 may have continued with the old placement
         assert all(not isinstance(t, Refused) or t.errno in (errno.ECANCELED, errno.ETIMEDOUT) and "rank " in t.text for t in told), told
         through = told == [f"offloaded {version}"] * 2
         at_once += through

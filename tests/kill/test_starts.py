@@ -1,7 +1,7 @@
 # beside others
 # timeout: 300
-"""Daemons that are killed in their first milliseconds, while they look at their own mount: each of them ends, and the next one
-mounts there. It is a matter of luck to hit the moment (one in some hundred), so there are many of them."""
+"""Daemons killed in their first milliseconds, while they check their own mount: each of them ends, and the next one can mount there. A kill
+hits the moment about once in a hundred times, so there are many of them."""
 import os
 import random
 import subprocess
@@ -17,7 +17,7 @@ def is_mounted(path):
 
 
 def end(daemon, path):
-    """Killed, it is gone at once. One that is not is freed, so that nothing waits for it for ever."""
+    """A killed daemon must end at once. If it does not, it is freed so that nothing waits forever."""
     daemon.kill()
     try:
         daemon.wait(20 * SLOW)
@@ -31,7 +31,7 @@ def end(daemon, path):
 
 
 def test_killed_at_the_start():
-    "a daemon that is killed while it starts ends, and the next one mounts at the same place"
+    "a daemon killed during its start ends, and the next one mounts at the same place"
     need_fuse()
     agent, path = Agent(), unique("mnt")
     agent.publish("actor", 1, checkpoint(SMALL))
@@ -43,7 +43,7 @@ def test_killed_at_the_start():
             daemon = subprocess.Popen([WSYNC, "mount", "-f", "-o", options, agent.url, path], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         until = time.monotonic() + 60 * SLOW
         while not is_mounted(path) and daemon.poll() is None and time.monotonic() < until:
-            pass  # wait_for sleeps past the moment
+            pass  # wait_for's sleep would miss the moment
         time.sleep(random.random() * 0.004)
         assert end(daemon, path), f"round {i}, {options}: the daemon did not end when it was killed"
     again = Mount(agent.url, path=path)

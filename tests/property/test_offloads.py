@@ -1,8 +1,8 @@
 # sanitizers: address thread
 # beside others
 # timeout: 370, takes: 30
-"""Two ranks offload every 50 ms for a minute, and readers of two mounts check every byte of each version that they see:
-versions may be skipped, none is torn or mixed. OFFLOADS_SECONDS."""
+"""Two ranks offload every 50 ms for a minute, and readers of two mounts check every byte of each version that they see: versions may be
+skipped, but none is torn or mixed. OFFLOADS_SECONDS."""
 import sys
 
 from world import *
@@ -15,7 +15,7 @@ except ImportError as e:
 
 SECONDS = amount("OFFLOADS_SECONDS", 20.0, 60.0)
 PERIOD = 0.05
-LEAST = int(SECONDS / PERIOD / 20)  # offloads, however slow the machine is: it goes on until there are so many
+LEAST = int(SECONDS / PERIOD / 20)  # minimum number of offloads; a slow machine runs longer than a minute
 ELEMENTS = 1 << 20  # 3 MB
 
 

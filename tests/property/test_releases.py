@@ -1,9 +1,9 @@
 # beside others
 # sanitizers: thread
 # timeout: 440, takes: 40
-"""Random releases and barriers over two mounts and two models, with engines that refuse, die or are slow, mounts whose
-daemon is killed, and releases that come on the heels of others. Each model has bytes of its own in each version, by
-which it is looked at what a mount and its engines have moved to. RELEASE_SEED, RELEASE_ROUNDS."""
+"""Random releases and barriers over two mounts and two models, with engines that refuse, die or are slow, mounts whose daemon is killed,
+and releases in quick succession. Each model has different bytes in each version, so the test can tell which version a mount and its
+engines have. RELEASE_SEED, RELEASE_ROUNDS."""
 import hashlib
 import os
 import random
@@ -17,11 +17,11 @@ SEED = int(os.environ.get("RELEASE_SEED", random.SystemRandom().randrange(1 << 3
 ROUNDS = amount("RELEASE_ROUNDS", 6 if SANITIZER else 10, 30)
 MODELS = ("actor", "critic")
 HOSTS = ("a", "b")
-KINDS = 4  # of bytes of a model, in turn
+KINDS = 4  # bytes of each model's versions, in turn
 
 
 def digest_of(folder):
-    """Of the tensors in a folder."""
+    """The digest of the tensors in a folder."""
     tensors = {}
     for name in os.listdir(folder):
         if name.endswith(".safetensors"):
@@ -57,7 +57,7 @@ class Fleet:
         self.released = dict.fromkeys(MODELS, 1)
 
     def publish(self, models):
-        """A version that is not released soon would be gone for a mount that lost its memory."""
+        """Publishes a version shortly before its release, since a mount that lost its memory could not pull an old one."""
         self.number += 1
         for m in models:
             self.agent.publish(m, self.number, self.folders[m, self.number % KINDS])
@@ -109,7 +109,7 @@ class Fleet:
         self.fault()
         killed = self.r.choice(HOSTS) if self.r.randrange(4) == 0 else None
         killer = self.kill_daemon_soon(killed) if killed else None
-        if self.r.randrange(4) == 0:  # one that nobody waits for comes first
+        if self.r.randrange(4) == 0:  # preceded by a release that the test does not wait for
             subprocess.run([WSYNC, "release", "--quiet", "--agent", self.agent.url, f"actor={self.released['actor']}"],
                            check=True, timeout=60)
         p = subprocess.Popen(self.command(models), stderr=subprocess.PIPE, text=True)
@@ -124,7 +124,7 @@ class Fleet:
                     for m in models:
                         assert mount.text(m, "version") == f"{self.number}\n", (h, m, mount.text(m, "version"), err)
         elif "aborted" in err:
-            for h, mount in self.mounts.items():  # nothing moved
+            for h, mount in self.mounts.items():  # nothing changed
                 assert h == killed or all(mount.text(m, "version") != f"{self.number}\n" for m in models), (h, err)
         else:
             assert "could not load it" in err or "the time is over" in err, err
@@ -134,7 +134,7 @@ class Fleet:
         self.settle(models)
 
     def versions(self, mount):
-        """What its models serve, at a time at which neither is switching; None: they may just move."""
+        """The versions that its models serve while neither is switching; None if they may just change."""
         looks = []
         for _ in range(2):
             looks.append([mount.text(m, "version").strip() for m in MODELS])
@@ -143,7 +143,7 @@ class Fleet:
         return looks[0] if looks[0] == looks[1] else None
 
     def together(self, killed):
-        """A mount's two models moved together, or neither did. One that was killed has had no time to."""
+        """The mount's two models switched together, or neither did. A killed mount had no time to."""
         for h, mount in self.mounts.items():
             if h == killed:
                 continue
@@ -153,20 +153,20 @@ class Fleet:
             self.compare(h, served)
 
     def compare(self, h, served):
-        """The bytes of those versions at the mount, with what was published for each model."""
+        """Compares the bytes of those versions at the mount with the published ones, for each model."""
         for m, v in zip(MODELS, served):
             got = digest_of(self.mounts[h].file(m, v))
             whose = [which for which, digest in self.digests.items() if digest == got]
             assert whose == [(m, int(v) % KINDS)], f"{h}: {m}/{v} has the bytes of {whose}"
 
     def whole(self):
-        """An engine that says that it serves its mount's version does."""
+        """Asserts that an engine that reports its mount's version serves it."""
         for h, mount in self.mounts.items():
             for m in MODELS:
                 try:
                     wait_for(lambda: "switching no" in mount.text(m, "status"), "the switch's end", 60)
                 except OSError:
-                    continue  # it is not known yet after a restart
+                    continue  # unknown until queried after a restart
                 current = mount.text(m, "version").strip()
                 for name, line in mount.engines(m).items():
                     state, serves = line.split()[:2]
@@ -176,10 +176,10 @@ class Fleet:
                             assert e.checksum() == self.sums[(m, int(current) % KINDS), name], (h, m, name)
                             e.generate()
                     except OSError:
-                        pass  # it died just now
+                        pass  # it has just died
 
     def settle(self, models):
-        """Healed, the whole fleet takes the release."""
+        """After all faults are healed, the whole fleet takes the release."""
         for key, e in self.engines.items():
             state = "unknown"
             try:
@@ -191,7 +191,7 @@ class Fleet:
         for h in HOSTS:
             wait_for(lambda: all(any(s["mount"].startswith(h + ":") and s["follows"] and not s["silent"]
                                      for s in self.agent.get(f"/v1/{m}/mounts")) for m in MODELS), f"{h} registers")
-        for key in self.faulty:  # it would do so again
+        for key in self.faulty:  # it would die again
             self.restart(key)
         self.faulty = set()
         self.release(models)
@@ -215,7 +215,7 @@ class Fleet:
 
 
 def test_releases():
-    "random releases with failing engines and killed daemons: committed is committed everywhere, aborted nowhere"
+    "random releases with failing engines and killed daemons: a committed release is committed on all mounts, an aborted one on none"
     need_fuse()
     print(f"# RELEASE_SEED={SEED} RELEASE_ROUNDS={ROUNDS}", flush=True)
     fleet = Fleet(random.Random(SEED))

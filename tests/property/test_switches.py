@@ -1,7 +1,6 @@
 # timeout: 600, takes: 45
-"""Random switches over engines that fail at random, and daemons that are killed; SWITCH_ROUNDS rounds from
-the seed that is printed (SWITCH_SEED). After each round all engines that answer serve one version, it is the one that
-`current` names, their memory holds it, and none is paused."""
+"""Random switches with engines that fail at random and daemons that are killed; SWITCH_ROUNDS rounds from the printed seed (SWITCH_SEED).
+After each round all engines that answer serve one version, the one that `current` names, their memory holds it, and none is paused."""
 import os
 import random
 import threading
@@ -41,7 +40,7 @@ class Fleet:
         self.engines[name] = Engine(self.folders[self.r.choice(VERSIONS)], *args, api=api, port=port)
 
     def faults(self):
-        """Two of five engines are good; the others refuse a version or lie about it, are slow, or die at some step."""
+        """Two of five engines are good; the others refuse a version, report a wrong one, are slow, or die at some step."""
         kind = self.r.randrange(5)
         if kind == 0:
             return ["--refuse", str(self.r.choice(VERSIONS)), "--realistic"]
@@ -54,7 +53,7 @@ class Fleet:
         return ["--realistic"]
 
     def heal(self, name):
-        """What a person does with an engine that died or is broken: start it again, without the fault."""
+        """What an operator does with an engine that died or is broken: restarts it without the fault."""
         old = self.engines[name]
         if old.alive():
             old.kill()
@@ -70,7 +69,7 @@ class Fleet:
         return thread
 
     def has_committed(self):
-        """Whether the settings name a current version: a daemon that is killed before it answers a write may have come so far."""
+        """Whether the settings name a current version; a daemon killed before it answers a write may already have stored it."""
         for name in os.listdir(f"{TESTDIR}/state"):
             with open(f"{TESTDIR}/state/{name}", errors="replace") as f:
                 if any(line.startswith("current ") for line in f) and not name.endswith((".lock", ".new")):
@@ -115,14 +114,14 @@ class Fleet:
         return {l.split()[0]: l.split()[1:3] for l in self.mount.text("actor/engines").splitlines()}
 
     def check_words(self, before, ok, anew):
-        """What the mount says of an engine is so, before anybody mends anything. One that was started anew may not have
-        been asked yet where the switch failed early."""
+        """The mount's state of each engine is true before anything is repaired. A restarted engine may not have been queried yet if the
+        switch failed early."""
         commit_all = "commit all" in self.mount.text("actor/status")
         rolled_back = not ok and commit_all
         wait_for(lambda: "switching no" in self.mount.text("actor/status"), "the reconciler's end")
         for name, (state, version) in self.states().items():
             e = self.engines[name]
-            assert state not in ("paused", "loading") or not commit_all, (name, state)  # else the reconciler is at it again
+            assert state not in ("paused", "loading") or not commit_all, (name, state)  # else the reconciler is working on it
             assert state == "serving" or not (ok and commit_all), (name, state)
             if state in ("paused", "loading") or (name == anew and not ok):
                 continue
@@ -132,16 +131,16 @@ class Fleet:
             try:
                 serves = e.serves()
             except OSError:
-                continue  # died just now
+                continue  # has just died
             assert serves == version, (name, serves, version)
             assert not ok or version == self.current, (name, version, self.current)
             assert not rolled_back or version in (before, "default") or not before, (name, version, before)
             if version.isdigit():
                 assert e.checksum() == self.sums[e.api][int(version)], (name, version)
-            e.generate()  # paused ones would hold it for ever
+            e.generate()  # a paused engine would hold the request forever
 
     def settle(self):
-        """Nothing is hidden: what is not serving is said not to be; healed, it serves the current version."""
+        """Every engine that is not serving is reported as such; after repairs it serves the current version."""
         if not self.current:
             for name, e in self.engines.items():
                 if e.alive() and self.states()[name][0] == "serving" and e.api == "vllm":
@@ -159,10 +158,10 @@ class Fleet:
         for name, e in self.engines.items():
             assert e.checksum() == self.sums[e.api][int(self.current)], (name, self.current)
             if e.api == "vllm":
-                wait_for(lambda: not e.is_paused(), f"{name} to run")  # the reconciler may be at it
+                wait_for(lambda: not e.is_paused(), f"{name} to run")  # the reconciler may be working on it
 
     def serves_current(self, name):
-        """Whether it does, by its own words and the mount's; else does what a person would do."""
+        """Whether the engine serves the current version, by its own answer and by the mount's; if not, does what an operator would do."""
         e, state = self.engines[name], self.states()[name]
         try:
             if e.serves() == self.current and state == ["serving", self.current]:

@@ -1,8 +1,8 @@
 # sanitizers: address
 # timeout: 300, takes: 40
-"""A long random walk: a trainer's steps over the shapes of a real checkpoint, one after the other or in bursts, some
-large, some empty, and a mount that goes along by deltas. Every version that the mount has made is what was published,
-bit for bit, and neither process grows. WALK_STEPS, WALK_SEED."""
+"""A long random walk: a trainer's steps over the shapes of a real checkpoint, one at a time or in bursts, some large, some empty, and a
+mount that follows by deltas. Every version that the mount makes equals the published one, bit for bit, and neither process grows.
+WALK_STEPS, WALK_SEED."""
 import mmap
 import os
 import re
@@ -20,16 +20,16 @@ except ImportError:
 
 STEPS = amount("WALK_STEPS", 24 if SANITIZER else 200, 200)
 SEED = int(os.environ.get("WALK_SEED", random.SystemRandom().randrange(1 << 32)))
-KEPT = 6  # as many folders, and twice as many sources to compare with
-CACHE = 12 << 20  # of deltas, on either side: full within the first quarter
-VERSIONS = 100 << 20  # of the mount's cache: what bursts leave behind has to go
+KEPT = 6  # folders kept, and twice as many sources to compare with
+CACHE = 12 << 20  # delta cache on either side: full within the first quarter
+VERSIONS = 100 << 20  # the mount's cache: remains of bursts must be evicted
 WORDS = {"BF16": 2, "F32": 4, "I64": 8}
 MIB = 1 << 20
-# What malloc keeps of what was freed, for each thread, takes hundreds of steps to settle: it is told to keep little.
+# malloc's per-thread free lists take hundreds of steps to settle: they are limited here.
 
 
 def shapes():
-    """Qwen3-0.6B's tensors with a quarter of its width and 8 of its 28 layers, and two of other types: 21 MB."""
+    """Qwen3-0.6B's tensors with a quarter of its width and 8 of its 28 layers, and two tensors of other types: 21 MB."""
     t = {"model.embed_tokens.weight": ("BF16", [9496, 256]), "model.norm.weight": ("BF16", [256])}
     for i in range(8):
         layer = f"model.layers.{i}."
@@ -64,8 +64,8 @@ class Trainer:
         self.publish()
 
     def make(self, large=False):
-        """The next version's folder, without publishing it."""
-        what = 0.07 if large or self.made in (9, 10) else self.rng.random()  # early ones, also two of them in a chain
+        """Writes the next version's folder without publishing it."""
+        what = 0.07 if large or self.made in (9, 10) else self.rng.random()  # early ones, also two in a chain
         share = 0 if what < 0.05 else 0.3 if what < 0.1 else 0.001 if what < 0.4 else 0.012
         words = self.data[: self.spans["model.rotary_emb.inv_freq"][0]].view(np.uint16)
         n = int(share * len(words))
@@ -87,7 +87,7 @@ class Trainer:
             f.write(self.head)
             f.write(self.data)
         with open(os.path.join(folder, "trainer_state.json"), "w") as f:
-            f.write(json.dumps({"step": self.made}))  # grows by a byte now and then
+            f.write(json.dumps({"step": self.made}))  # grows by a byte sometimes
         self.kept[self.made] = self.data.copy()
         self.kept.pop(self.made - 2 * KEPT, None)
 
@@ -114,13 +114,13 @@ def assert_same(mount, version, trainer):
 
 
 def versions_of(mount):
-    """{version: (state, how)} of those that the mount knows."""
+    """{version: (state, how)} of the versions that the mount knows."""
     found = re.findall(r'^version\.(\d+) (\S+) .*? how="([^"]*)"', mount.text("actor/status"), re.M)
     return {int(v): (state, how) for v, state, how in found}
 
 
 def memory_of(pid):
-    """Bytes that a process has to itself, and bytes of the regions that it holds (each once)."""
+    """A process's private bytes, and the bytes of the regions that it holds (each counted once)."""
     with open(f"/proc/{pid}/status") as f:
         anonymous = int(re.search(r"^RssAnon:\s+(\d+) kB", f.read(), re.M).group(1)) << 10
     regions = {}
@@ -144,7 +144,7 @@ class Walk:
         self.compared, self.lost = {}, 0
 
     def pull(self, version):
-        """False: it was gone at the source before all of it was here."""
+        """Pulls a version; False if the source dropped it before it was complete."""
         wait_for(lambda: os.path.isdir(self.mount.file("actor", version)) or version < self.trainer.version, f"version {version}", 60)
         try:
             self.mount.write(f"pull {version}", "actor/ctl")
@@ -164,12 +164,12 @@ class Walk:
         return self.agent.get(f"/v1/actor/{self.trainer.version}/manifest")["deltas"] or None
 
     def burst(self):
-        """Steps one right after the other, with or without a pull of the first of them meanwhile."""
+        """Several steps right after each other, with or without a pull of the first of them meanwhile."""
         thread, n, large = None, int(self.rng.integers(3, 6)), self.rng.random() < 0.5
         for _ in range(n):
             self.trainer.make(large)
         for i in range(n):
-            self.trainer.publish()  # a delta that is not made by then is given up
+            self.trainer.publish()  # a delta that is not made by then is abandoned
             if i == 0 and self.rng.random() < 0.6:
                 thread = threading.Thread(target=self.pull_of_burst, args=(self.trainer.version,))
                 thread.start()
@@ -183,8 +183,9 @@ class Walk:
             self.failure = e
 
     def compare(self):
-        """Of what is ready every third with what was published: what nobody has read is patched in place, the rest is copied. And
-        how those came that were not ready before."""
+        """Compares every third ready version with the published one: versions without readers are patched in place, others in a copy. Returns how
+        the
+        newly ready ones arrived."""
         for version, (state, how) in versions_of(self.mount).items():
             if state != "ready" or version not in self.trainer.kept:
                 continue
@@ -200,14 +201,14 @@ class Walk:
 
 def assert_flat(samples, what):
     quarter = len(samples) // 4
-    before = statistics.median(samples[quarter : 2 * quarter])  # after a warm-up
+    before = statistics.median(samples[quarter : 2 * quarter])  # after warm-up
     after = statistics.median(samples[-quarter:])
     print(f"# {what}: {before / MIB:.1f} MiB in the second quarter, {after / MIB:.1f} MiB in the last, {max(samples) / MIB:.1f} MiB at most")
     assert after <= 1.2 * before + 8 * MIB, f"{what} grows"
 
 
 def test_walk():
-    "a mount goes along with a random walk of steps: every version that it makes is the source's, and nothing grows"
+    "a mount follows a random walk of steps: every version that it makes equals the source's, and memory does not grow"
     need_fuse()
     if np is None:
         pytest.skip("the Python package numpy is not here (PyPI was not reached)")
@@ -222,7 +223,7 @@ def test_walk():
         if walk.rng.random() < 0.1:
             walk.burst()
         else:
-            walk.step(wait=walk.rng.random() < 0.7)  # or it is fetched while it grows
+            walk.step(wait=walk.rng.random() < 0.7)  # otherwise it is fetched while it is made
         assert not walk.failure, walk.failure
         assert walk.pull(walk.trainer.version)
         walk.compare()
@@ -234,7 +235,7 @@ def test_walk():
     walk.ways["not made"] = walk.trainer.version - len(walk.compared)
     print(f"# {walk.trainer.version} versions of {len(walk.trainer.data) / MIB:.0f} MiB, {statistics.mean(seconds):.2f} s each: "
           + ", ".join(f"{n} {way}" for way, n in walk.ways.items()) + f"; {walk.lost} lost in bursts; the agent's deltas: {made}", flush=True)
-    if not SANITIZER:  # their run-times keep what was freed
+    if not SANITIZER:  # their run-times keep freed memory
         for i, what in enumerate(("the agent's own memory", "the agent's with its slots", "the mount's own memory",
                                   "the mount's with its versions", "all of it")):
             assert_flat([s[i] for s in samples], what)
