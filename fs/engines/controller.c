@@ -81,7 +81,8 @@ int ws_controller_set_commit(struct ws_control *c, struct ws_controller *ctl, co
     ctl->commit = commit;
     ctl->commit_n = (unsigned)n;
     pthread_mutex_unlock(&c->lock);
-    ws_controller_event(c, ctl, "commit model=%s commit=%s", ctl->name, word);
+    if (!atomic_load(&c->restoring))
+        ws_controller_event(c, ctl, "commit model=%s commit=%s", ctl->name, word);
     return 0;
 }
 

@@ -134,6 +134,18 @@ static void print_released(uint64_t by, const struct ws_version_id *id, FILE *f)
     fprintf(f, "released %" PRIu64 " %" PRIu64 " %s\n", by, id->version, id->lineage);
 }
 
+/* Is anything set for the model that differs from what one has that comes for the first time? */
+static bool is_set(struct ws_control *c, const struct ws_controller *ctl)
+{
+    const enum ws_policy policy = c->options.prefetch ? WS_POLICY_PULL : WS_POLICY_MANUAL;
+    struct ws_transport_prefs strategies;
+    pthread_mutex_lock(&c->lock);
+    const bool it_is = ctl->policy != policy || ctl->commit != WS_COMMIT_ALL || ctl->added || ctl->engines ||
+                       ctl->target.lineage[0] || ctl->inherited_release || ctl->pins.len;
+    pthread_mutex_unlock(&c->lock);
+    return it_is || ws_transport_prefs_get(c->store, ctl->name, &strategies);
+}
+
 static void print_controller(struct ws_control *c, struct ws_controller *ctl, bool worst, FILE *f)
 {
     char commit[32], policy[64], list[WS_TRANSPORT_PREFS_CHARS];
@@ -141,6 +153,8 @@ static void print_controller(struct ws_control *c, struct ws_controller *ctl, bo
     struct ws_desired desired = {0};
     struct ws_model *m = ws_store_find(c->store, ctl->name);
     struct ws_version *current = m ? ws_model_current(m) : NULL;
+    if (!m && !is_set(c, ctl))
+        return; /* it was removed */
     if (m)
         ws_model_desired(m, &desired);
     fputs("model ", f);

@@ -29,6 +29,11 @@ struct cli_args {
 
 static const struct cli_command *running;
 
+const char *cli_command_name(void)
+{
+    return running ? running->name : "";
+}
+
 static int complain(int code, const char *format, va_list ap)
 {
     char text[2048];

@@ -53,6 +53,7 @@ size_t cli_words(const struct cli_args *args);
 uint64_t cli_u64(const struct cli_args *args, const char *option, uint64_t fallback);
 uint64_t cli_bytes(const struct cli_args *args, const char *option, uint64_t fallback);
 
+const char *cli_command_name(void); /* of the command that runs */
 /* "wsync publish: sentence" on stderr; returns CLI_FAILED or CLI_USAGE. */
 __attribute__((format(printf, 1, 2))) int cli_fail(const char *format, ...);
 __attribute__((format(printf, 1, 2))) int cli_usage(const char *format, ...);

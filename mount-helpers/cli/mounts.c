@@ -1,4 +1,5 @@
 #include "mount-helpers/cli/mounts.h"
+#include "transports/base/name.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -56,6 +57,13 @@ bool mounts_find(const char *path, char mount[PATH_MAX], char below[PATH_MAX])
     return true;
 }
 
+const char *mounts_follow(const char *path, char out[PATH_MAX])
+{
+    if (!realpath(path, out))
+        snprintf(out, PATH_MAX, "%s", path);
+    return out;
+}
+
 struct tally {
     size_t n;
     char last[PATH_MAX];
@@ -105,12 +113,12 @@ const char *mounts_pick_model(const struct cli_args *args, const char **model)
 {
     static char mount[PATH_MAX], below[PATH_MAX];
     const char *first = cli_word(args, 0);
-    *model = first;
-    if (!first || !strchr(first, '/')) {
-        if (cli_words(args) > 1)
-            exit(cli_usage("one argument too many: '%s'", cli_word(args, 1)));
+    const bool is_folder = cli_words(args) > 1 || (first && strchr(first, '/'));
+    *model = is_folder ? cli_word(args, 1) : first;
+    if (*model && !ws_name_is_offered(*model))
+        exit(cli_usage("'%s' is no model: %s", *model, WS_MODEL_NAME_RULE));
+    if (!is_folder)
         return mounts_pick(args);
-    }
     if (cli_get(args, "mount"))
         exit(cli_usage("the mount is named twice: '%s' and --mount %s", first, cli_get(args, "mount")));
     if (!mounts_find(first, mount, below))
@@ -118,7 +126,8 @@ const char *mounts_pick_model(const struct cli_args *args, const char **model)
                       first));
     if (strchr(below, '/') || (below[0] && cli_words(args) > 1))
         exit(cli_usage("'%s' is neither a mount nor the folder of a model", first));
-    *model = below[0] ? below : cli_word(args, 1);
+    if (below[0])
+        *model = below;
     return mount;
 }
 
@@ -195,15 +204,18 @@ static int by_name(const struct dirent **a, const struct dirent **b)
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-static int is_folder(const struct dirent *d)
+static int is_shown(const struct dirent *d)
 {
     return d->d_type == DT_DIR && d->d_name[0] != '.';
 }
 
-int mounts_each_folder(const char *path, int (*visit)(void *arg, const char *name), void *arg)
+int mounts_each_folder(const char *path, bool may_be_gone, int (*visit)(void *arg, const char *name),
+                       void *arg)
 {
     struct dirent **names;
-    int n = scandir(path, &names, is_folder, by_name);
+    int n = scandir(path, &names, is_shown, by_name);
+    if (n < 0 && errno == ENOENT && may_be_gone)
+        return CLI_OK;
     if (n < 0)
         return cli_fail("cannot list %s: %s%s", path, strerror(errno),
                         errno == ENOTCONN ? "; its daemon died: 'wsync mount' over it recovers it" : "");

@@ -113,15 +113,23 @@ static const struct field mount_fields[] = {
     {"bad_blocks", INTEGER, NULL},
     {0},
 };
-static const struct field source_places[] = {{"url", TEXT, NULL}, {"up", TEXT, NULL}, {0}};
+static const struct field source_places[] = {{"up", TEXT, NULL}, {0}};
 static const struct field source_pairs[] = {
     {"transport", TEXT, NULL}, {"contact", NUMBER, NULL}, {"error", TEXT, NULL}, {0}};
 
+/* "URL up|down transport=...": the URL may have blanks, being a folder's name. */
 static json_t *source_of(char *text)
 {
-    json_t *row = row_of(text, source_places, source_pairs, NULL);
-    const char *state = json_string_value(json_object_get(row, "up"));
-    json_object_set_new(row, "up", json_boolean(state && !strcmp(state, "up")));
+    char *up = strstr(text, " up transport="), *down = strstr(text, " down transport=");
+    char *behind = up && (!down || up < down) ? up : down ? down : text + strcspn(text, " ");
+    json_t *row = json_object();
+    if (*behind)
+        *behind++ = 0;
+    json_object_set_new(row, "url", json_text(text));
+    json_t *rest = row_of(behind, source_places, source_pairs, NULL);
+    json_object_update(row, rest);
+    json_object_set_new(row, "up", json_boolean(up && behind == up + 1));
+    json_decref(rest);
     return row;
 }
 

@@ -1,6 +1,7 @@
 /* wsync bench: how fast readers get a mounted file, against the same bytes in plain memory files. */
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/lost_file.h"
 #include "mount-helpers/cli/mounts.h"
 #include "transports/memory/region.h"
 #include <errno.h>
@@ -155,7 +156,8 @@ static int run(const struct cli_args *args)
     json_t *rows = cli_has(args, "json") ? json_array() : NULL;
     int code = CLI_FAILED;
 
-    subjects[0].fd = open(path, O_RDONLY | O_CLOEXEC);
+    cli_lost_file_says("the file shrank, or its mount failed, while it was read");
+    subjects[0].fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a FIFO would block */
     if (subjects[0].fd < 0 || fstat(subjects[0].fd, &st) || !S_ISREG(st.st_mode) || st.st_size == 0) {
         cli_fail("cannot open %s as a file with bytes in it: %s", path, strerror(errno));
         goto out;

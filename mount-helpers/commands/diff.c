@@ -1,6 +1,7 @@
 /* wsync diff: how far two versions are apart, tensor by tensor. */
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/lost_file.h"
 #include "mount-helpers/cli/table.h"
 #include "mount-helpers/cli/terminal.h"
 #include "transports/base/cpu_features.h"
@@ -29,66 +30,76 @@ static const struct cli_option options[] = {
 
 /* One side: its safetensors files, mapped. */
 struct file {
-    struct ws_safetensors *st;
+    const struct ws_safetensors *st;
     const unsigned char *bytes;
-    uint64_t size;
 };
 struct side {
     const char *path;
+    struct ws_folder *folder;  /* NULL: path is one file, */
+    struct ws_safetensors *st; /* and this is its header */
     size_t n;
     struct file *files;
 };
 
-static int map_file(struct file *f, const char *path)
+/* Takes the descriptor over. */
+static int map_file(struct side *s, const struct ws_safetensors *st, int fd, const char *path)
+{
+    void *p = mmap(NULL, st->file_bytes, PROT_READ, MAP_SHARED, fd, 0);
+    const int code = p == MAP_FAILED ? cli_fail("cannot map %s: %s", path, strerror(errno)) : CLI_OK;
+    close(fd);
+    if (code == CLI_OK)
+        s->files[s->n++] = (struct file){st, p};
+    return code;
+}
+
+static int map_folder(struct side *s)
 {
     struct ws_error err = {0};
-    if (ws_safetensors_read(path, &f->st, &err))
-        return cli_fail("%s", err.text);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    f->size = f->st->file_bytes;
-    void *p = fd < 0 ? MAP_FAILED : mmap(NULL, f->size, PROT_READ, MAP_SHARED, fd, 0);
-    int code = p == MAP_FAILED ? cli_fail("cannot map %s: %s", path, strerror(errno)) : CLI_OK;
-    if (fd >= 0)
+    int code = CLI_OK;
+    for (size_t i = 0; code == CLI_OK && i < s->folder->n_files; i++) {
+        const struct ws_folder_file *f = &s->folder->files[i];
+        const int fd = f->st ? ws_folder_file_open(s->folder, f, &err) : -1;
+        if (f->st)
+            code = fd < 0 ? cli_fail("%s", err.text) : map_file(s, f->st, fd, f->path);
+    }
+    return code == CLI_OK && s->n == 0 ? cli_fail("there is no safetensors file in %s", s->path) : code;
+}
+
+static int map_single(struct side *s)
+{
+    struct ws_error err = {0};
+    const int fd = open(s->path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC); /* a FIFO would block */
+    if (fd < 0)
+        return cli_fail("cannot open %s: %s", s->path, strerror(errno));
+    if (ws_safetensors_read_fd(fd, &s->st, &err)) {
         close(fd);
-    f->bytes = p == MAP_FAILED ? NULL : p;
-    return code;
+        return cli_fail("%s: %s", s->path, err.text);
+    }
+    return map_file(s, s->st, fd, s->path);
 }
 
 static int open_side(struct side *s, const char *path)
 {
-    struct ws_folder *folder = NULL;
     struct ws_error err = {0};
     struct stat st;
-    int code = CLI_OK;
     *s = (struct side){.path = path};
     if (stat(path, &st))
         return cli_fail("cannot look at %s: %s", path, strerror(errno));
-    if (S_ISDIR(st.st_mode) && ws_folder_open(path, &folder, &err))
+    if (S_ISDIR(st.st_mode) && ws_folder_open(path, &s->folder, &err))
         return cli_fail("%s", err.text);
-    s->files = calloc(folder ? folder->n_files + 1 : 1, sizeof(*s->files));
-    if (!s->files) {
-        ws_folder_free(folder);
+    s->files = calloc(s->folder ? s->folder->n_files + 1 : 1, sizeof(*s->files));
+    if (!s->files)
         return cli_fail("no memory for the files of %s", path);
-    }
-    if (!folder)
-        code = map_file(&s->files[s->n++], path);
-    for (size_t i = 0; folder && code == CLI_OK && i < folder->n_files; i++)
-        if (folder->files[i].st)
-            code = map_file(&s->files[s->n++], folder->files[i].path);
-    ws_folder_free(folder);
-    if (code == CLI_OK && s->n == 0)
-        code = cli_fail("there is no safetensors file in %s", path);
-    return code;
+    return s->folder ? map_folder(s) : map_single(s);
 }
 
 static void close_side(struct side *s)
 {
-    for (size_t i = 0; i < s->n; i++) {
-        if (s->files[i].bytes)
-            munmap((void *)(uintptr_t)s->files[i].bytes, s->files[i].size);
-        ws_safetensors_free(s->files[i].st);
-    }
+    for (size_t i = 0; i < s->n; i++)
+        munmap((void *)(uintptr_t)s->files[i].bytes, s->files[i].st->file_bytes);
     free(s->files);
+    ws_safetensors_free(s->st);
+    ws_folder_free(s->folder);
 }
 
 static const struct ws_tensor *find(const struct side *s, const char *name, const unsigned char **bytes)
@@ -239,6 +250,7 @@ static int run(const struct cli_args *args)
     struct side a = {0}, b = {0};
     struct diff d = {0};
     struct ws_ulp_distance total = {0};
+    cli_lost_file_says("a file shrank, or its mount failed, while it was read");
     struct ws_workers *workers = ws_workers_new((unsigned)cli_u64(args, "threads", ws_cpu_cores(0)), 0);
     int code = workers ? open_side(&a, cli_word(args, 0)) : cli_fail("no memory for threads");
     if (code == CLI_OK)

@@ -78,27 +78,57 @@ static size_t last_lines(const char *text, uint64_t n)
     return at;
 }
 
+/* Where the text goes on behind the line that was printed last. Its place changes when the older half is dropped; a
+ * text without it is another daemon's, or all of it is newer. */
+static size_t new_lines(const char *text, size_t at, const char *last)
+{
+    const size_t n = strlen(last);
+    if (at >= n && at <= strlen(text) && !strncmp(text + at - n, last, n))
+        return at;
+    at = 0;
+    for (const char *line = text; (line = strstr(line, last)); line++)
+        if (line == text || line[-1] == '\n')
+            at = (size_t)(line - text) + n;
+    return at;
+}
+
+/* The line that ends at `at`, with its newline. */
+static char *line_before(const char *text, size_t at)
+{
+    size_t begin = at;
+    while (begin > 0 && (begin == at || text[begin - 1] != '\n'))
+        begin--;
+    return strndup(text + begin, at - begin);
+}
+
 static int run_events(const struct cli_args *args)
 {
     const char *model, *mount = mounts_pick_model(args, &model);
     const uint64_t lines = cli_u64(args, "lines", DEFAULT_LINES);
     const bool follow = cli_has(args, "follow"), raw = cli_has(args, "raw");
-    size_t at = SIZE_MAX; /* not known yet */
+    char *last = NULL; /* that was printed */
+    size_t at = 0;
     for (;;) {
         char *text = model ? mounts_read("%s/%s/events", mount, model) : mounts_read("%s/events", mount);
-        if (!text)
-            return cli_fail("cannot read %s%s%s/events: %s", mount, model ? "/" : "", model ? model : "",
-                            strerror(errno));
-        if (at == SIZE_MAX && !raw)
+        if (!text) {
+            const int code = cli_fail("cannot read %s%s%s/events: %s", mount, model ? "/" : "",
+                                      model ? model : "", strerror(errno));
+            free(last);
+            return code;
+        }
+        if (!last && !raw)
             print_line("TIME (UTC)", "EVENT", "WHAT");
-        if (at == SIZE_MAX)
-            at = lines ? last_lines(text, lines) : 0;
-        else if (at > strlen(text))
-            at = 0; /* its older half was dropped: what is left is printed, some of it for the second time */
+        at = last ? new_lines(text, at, last) : lines ? last_lines(text, lines) : 0;
+        free(last);
+        last = line_before(text, strlen(text));
         print_events(text, &at, raw);
         free(text);
-        if (!follow)
+        if (!last)
+            return cli_fail("no memory for an event");
+        if (!follow) {
+            free(last);
             return CLI_OK;
+        }
         nanosleep(&(struct timespec){.tv_nsec = POLL_MS * 1000000L}, NULL);
     }
 }

@@ -64,13 +64,18 @@ static int list_version(void *arg, const char *name)
     return CLI_OK;
 }
 
-static int list_model(void *arg, const char *model)
+static int list_model(struct view *v, const char *model, bool may_be_gone)
 {
-    struct view *v = arg;
-    char path[4096];
+    char path[PATH_MAX];
     v->model = model;
     snprintf(path, sizeof path, "%s/%s", v->mount, model);
-    return mounts_each_folder(path, list_version, v);
+    return mounts_each_folder(path, may_be_gone, list_version, v);
+}
+
+/* One of the list, which may be removed meanwhile. */
+static int list_each(void *arg, const char *model)
+{
+    return list_model(arg, model, true);
 }
 
 static int run_ls(const struct cli_args *args)
@@ -80,7 +85,7 @@ static int run_ls(const struct cli_args *args)
     struct view v = {.mount = mounts_pick_model(args, &model),
                      .rows = json ? json_array() : NULL,
                      .table = json ? NULL : table_new(columns, sizeof columns / sizeof columns[0], 0)};
-    int code = model ? list_model(&v, model) : mounts_each_folder(v.mount, list_model, &v);
+    int code = model ? list_model(&v, model, false) : mounts_each_folder(v.mount, false, list_each, &v);
     if (v.table && !v.n && code == CLI_OK)
         fprintf(stderr, "no version is known at %s yet\n", v.mount);
     if (v.table)

@@ -2,6 +2,7 @@
 #include "backends/trainer/api/agent_address.h"
 #include "backends/trainer/wsync.h"
 #include "mount-helpers/cli/cli.h"
+#include "mount-helpers/cli/lost_file.h"
 #include "mount-helpers/cli/progress.h"
 #include "transports/base/text.h"
 #include "transports/format/manifest.h"
@@ -44,16 +45,6 @@ struct mapped {
     wsync_param *params;
     size_t n_params;
 };
-
-static void on_bus_error(int sig)
-{
-    static const char text[] = "wsync publish: a checkpoint file shrank or failed while it was read; "
-                               "nothing was published\n";
-    (void)sig;
-    if (write(STDERR_FILENO, text, sizeof text - 1) < 0)
-        _exit(CLI_FAILED);
-    _exit(CLI_FAILED);
-}
 
 static int map_file(const struct ws_folder *folder, const struct ws_folder_file *f, void **map)
 {
@@ -192,7 +183,7 @@ static int run(const struct cli_args *args)
         .progress = show_progress,
         .progress_arg = &progress,
     };
-    signal(SIGBUS, on_bus_error);
+    cli_lost_file_says("a checkpoint file shrank or failed while it was read; nothing was published");
     signal(SIGPIPE, SIG_IGN);
     int code = map_folder(cli_word(args, 0), cli_has(args, "quiet"), &m);
     if (code == CLI_OK)

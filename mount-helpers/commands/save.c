@@ -1,5 +1,6 @@
 /* wsync save: versions of a mount written into an archive. */
 #include "mount-helpers/cli/cli.h"
+#include "mount-helpers/cli/lost_file.h"
 #include "mount-helpers/cli/mounts.h"
 #include "mount-helpers/cli/progress.h"
 #include "transports/base/cpu_features.h"
@@ -26,7 +27,7 @@ static const struct cli_option options[] = {
 
 /* A mounted version. */
 struct side {
-    const char *path;
+    char path[PATH_MAX];
     char *json;
     struct ws_manifest *manifest;
     const unsigned char **files; /* mapped; NULL for size 0 */
@@ -93,13 +94,14 @@ static int map_files(struct side *s)
 static int open_side(struct side *s, const char *path)
 {
     struct ws_error err = {0};
-    *s = (struct side){.path = path, .fd = -1};
-    s->json = mounts_read("%s/.wsync/manifest.json", path);
+    *s = (struct side){.fd = -1};
+    mounts_follow(path, s->path);
+    s->json = mounts_read("%s/.wsync/manifest.json", s->path);
     if (!s->json)
-        return cli_fail("cannot read %s/.wsync/manifest.json: %s; is this a mounted version?", path,
+        return cli_fail("cannot read %s/.wsync/manifest.json: %s; is this a mounted version?", s->path,
                         strerror(errno));
     if (ws_manifest_from_json(s->json, strlen(s->json), &s->manifest, &err))
-        return cli_fail("the manifest of %s is damaged: %s", path, err.text);
+        return cli_fail("the manifest of %s is damaged: %s", s->path, err.text);
     return CLI_OK;
 }
 
@@ -246,6 +248,7 @@ static int run(const struct cli_args *args)
     struct save s = {.args = args};
     struct ws_error err = {0};
     int code = CLI_OK;
+    cli_lost_file_says("the mount failed while a version was read; what was saved before is whole");
     s.workers = ws_workers_new((unsigned)cli_u64(args, "threads", ws_cpu_cores(0)), 0);
     if (!s.workers)
         return cli_fail("no memory for threads");

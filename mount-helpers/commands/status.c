@@ -18,6 +18,7 @@
 
 struct reading {
     const char *mount;
+    bool is_one; /* the model was named; of all of a list one may be removed meanwhile */
     json_t *models;
 };
 
@@ -25,12 +26,13 @@ static int read_model(void *arg, const char *model)
 {
     struct reading *r = arg;
     char *status = mounts_read("%s/%s/status", r->mount, model);
-    char *engines = mounts_read("%s/%s/engines", r->mount, model);
-    const int code = status && engines
-                         ? CLI_OK
-                         : cli_fail("cannot read %s/%s/status: %s", r->mount, model, strerror(errno));
-    if (code == CLI_OK)
+    char *engines = status ? mounts_read("%s/%s/engines", r->mount, model) : NULL;
+    int code = CLI_OK;
+    if (engines)
         json_array_append_new(r->models, status_json_model(model, status, engines));
+    else if (errno != ENOENT || r->is_one)
+        code = cli_fail("cannot read %s/%s/%s: %s", r->mount, model, status ? "engines" : "status",
+                        strerror(errno));
     free(status);
     free(engines);
     return code;
@@ -39,14 +41,14 @@ static int read_model(void *arg, const char *model)
 /* NULL: it failed with *code. */
 static json_t *read_mount(const char *mount, const char *model, int *code)
 {
-    struct reading r = {.mount = mount, .models = json_array()};
+    struct reading r = {.mount = mount, .is_one = model, .models = json_array()};
     char *text = mounts_read("%s/status", mount);
     json_t *root = text ? status_json_mount(text) : NULL;
     free(text);
     *code = !root   ? cli_fail("cannot read %s/status: %s%s", mount, strerror(errno),
                              errno == ENOTCONN ? "; its daemon died: 'wsync mount' over it recovers it" : "")
             : model ? read_model(&r, model)
-                    : mounts_each_folder(mount, read_model, &r);
+                    : mounts_each_folder(mount, false, read_model, &r);
     if (*code == CLI_OK) {
         json_object_set_new(root, "mount", json_text(mount));
         json_object_set_new(root, "models", r.models);

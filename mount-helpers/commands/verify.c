@@ -27,21 +27,30 @@ static const struct cli_option options[] = {
 
 struct check {
     const struct ws_manifest *manifest;
-    char dir[4096];
+    char dir[PATH_MAX];
     const struct ws_manifest_file *file;
     int fd;
     unsigned char *buffers; /* a block for each worker */
     struct progress progress;
     _Atomic uint64_t done_bytes, bad;
+    atomic_bool unread; /* a block could not be read, which was said */
 };
 
 static void hash_block(void *arg, size_t i, unsigned worker)
 {
     struct check *c = arg;
+    if (atomic_load(&c->unread))
+        return;
     unsigned char *buffer = c->buffers + worker * WS_BLOCK_BYTES;
     const size_t len = ws_manifest_block_bytes(c->file, i);
     const ssize_t n = ws_file_read(c->fd, buffer, len, i * WS_BLOCK_BYTES);
     const int rc = n < 0 ? (int)n : n < (ssize_t)len ? -ENODATA : 0;
+    if (rc && rc != -EBADMSG) { /* the others would say the same, each after the deadline of a read */
+        if (!atomic_exchange(&c->unread, true))
+            cli_fail("cannot read %s/%s at byte %zu: %s", c->dir, c->file->name, i * WS_BLOCK_BYTES,
+                     strerror(-rc));
+        return;
+    }
     if (rc || ws_hash(buffer, len) != c->file->hashes[i]) {
         atomic_fetch_add(&c->bad, 1);
         cli_fail("%s/%s: block %zu (bytes %zu to %zu): %s", c->dir, c->file->name, i, i * WS_BLOCK_BYTES,
@@ -67,7 +76,7 @@ static int check_file(struct check *c, struct ws_workers *workers)
     }
     ws_workers_run_indexed(workers, hash_block, c, c->file->n_blocks);
     close(c->fd);
-    return CLI_OK;
+    return c->unread ? CLI_FAILED : CLI_OK;
 }
 
 static int check_files(struct check *c, const struct cli_args *args)
@@ -106,14 +115,15 @@ static int check_version(struct check *c, const struct cli_args *args)
 static int run(const struct cli_args *args)
 {
     struct check check = {0};
+    char named[PATH_MAX];
     struct ws_error err = {0};
     struct ws_manifest *manifest;
 
     if (cli_words(args) == 2)
-        snprintf(check.dir, sizeof check.dir, "%s/%s/%s", mounts_pick(args), cli_word(args, 0),
-                 cli_word(args, 1));
+        snprintf(named, sizeof named, "%s/%s/%s", mounts_pick(args), cli_word(args, 0), cli_word(args, 1));
     else
-        snprintf(check.dir, sizeof check.dir, "%s", cli_word(args, 0));
+        snprintf(named, sizeof named, "%s", cli_word(args, 0));
+    mounts_follow(named, check.dir);
     char *json = mounts_read("%s/.wsync/manifest.json", check.dir);
     if (!json)
         return cli_fail("cannot read %s/.wsync/manifest.json: %s; is this a mounted version?", check.dir,
