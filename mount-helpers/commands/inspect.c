@@ -2,10 +2,8 @@
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/json_text.h"
 #include "mount-helpers/cli/table.h"
-#include "transports/base/file.h"
-#include "transports/format/manifest.h"
+#include "transports/format/folder.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <fnmatch.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -13,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 static const struct cli_option options[] = {
     {"json", 'j', NULL, "print JSON"},
@@ -21,46 +18,6 @@ static const struct cli_option options[] = {
     {"summary", 's', NULL, "only the totals"},
     {0},
 };
-
-/* Reads just the header: a mounted version that is not here yet is pulled by its first open only. */
-static int read_header(const char *path, struct ws_safetensors **out)
-{
-    struct ws_error err = {0};
-    struct stat st;
-    unsigned char head[8];
-    uint64_t need = 0;
-    void *buffer = NULL;
-    int code = CLI_FAILED, fd = open(path, O_RDONLY | O_CLOEXEC);
-
-    if (fd < 0 || fstat(fd, &st)) {
-        cli_fail("cannot open %s: %s", path, strerror(errno));
-        goto out;
-    }
-    if (st.st_size < 8 || pread(fd, head, 8, 0) != 8) {
-        cli_fail("%s is no safetensors file: it has %lld bytes", path, (long long)st.st_size);
-        goto out;
-    }
-    if (ws_safetensors_header_bytes(head, (uint64_t)st.st_size, &need, &err)) {
-        cli_fail("%s: %s", path, err.text);
-        goto out;
-    }
-    buffer = malloc(need);
-    ssize_t n = buffer ? ws_file_read(fd, buffer, need, 0) : 0;
-    if (buffer && n < (ssize_t)need) {
-        cli_fail("cannot read the header of %s: %s", path, n < 0 ? strerror((int)-n) : "it ends too early");
-        goto out;
-    }
-    if (!buffer || ws_safetensors_parse(buffer, need, (uint64_t)st.st_size, out, &err)) {
-        cli_fail("%s: %s", path, buffer ? err.text : "no memory for its header");
-        goto out;
-    }
-    code = CLI_OK;
-out:
-    free(buffer);
-    if (fd >= 0)
-        close(fd);
-    return code;
-}
 
 static void shape_text(const struct ws_tensor *t, char out[256])
 {
@@ -99,8 +56,9 @@ static int inspect_file(const struct cli_args *args, const char *path, const cha
 {
     const char *pattern = cli_get(args, "match");
     struct ws_safetensors *st;
-    if (read_header(path, &st))
-        return CLI_FAILED;
+    struct ws_error err;
+    if (ws_safetensors_read(path, &st, &err))
+        return cli_fail("%s", err.text);
     totals->files++;
     for (size_t i = 0; i < st->n_tensors; i++) {
         const struct ws_tensor *t = &st->tensors[i];

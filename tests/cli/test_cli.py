@@ -134,6 +134,10 @@ def test_publish_refuses():
         if os.path.exists(folder):
             r = wsync("inspect", folder, check=False)
             assert r.returncode == 1 and sentence in r.stderr, (what, r.returncode, r.stderr)
+    os.mkfifo(fifo := unique("fifo"))
+    for args in ("inspect", fifo), ("diff", fifo, fifo):
+        r = wsync(*args, check=False)
+        assert r.returncode == 1 and f"{fifo}: this is no regular file" in r.stderr, r.stderr
     assert agent.get("/v1/models")["models"][0]["newest"] == 1
     assert agent.get("/v1/actor/1/manifest") == before
     for args, word in {("--version", "1"): "--new-run", ("--version", "2", "--run", "other"): "--new-run"}.items():

@@ -317,3 +317,13 @@ def test_jax(mounted):
     weights = wsync.open(mount.file("actor/1"), "numpy")
     array = jnp.asarray(weights["a.weight"])
     assert array.dtype == jnp.bfloat16 and numpy.asarray(array).tobytes() == raw(folders[1] + "/model.safetensors")["a.weight"][2]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_fifo(name):
+    """a FIFO in place of a file is refused and not waited for"""
+    folder = world.unique("fifo")
+    os.makedirs(folder)
+    os.mkfifo(os.path.join(folder, name))
+    with pytest.raises(wsync.FormatError, match="no regular file"):
+        wsync.open(folder, "numpy")

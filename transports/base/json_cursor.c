@@ -30,8 +30,8 @@ static int unexpected(const struct ws_json *j, const char *wanted, struct ws_err
 {
     if (j->at >= j->len)
         return ws_error_set(err, EBADMSG, "the JSON ends at byte %zu where %s should be", j->at, wanted);
-    return ws_error_set(err, EBADMSG, "the JSON has '%c' at byte %zu where %s should be", j->text[j->at],
-                        j->at, wanted);
+    return ws_error_set(err, EBADMSG, "the JSON has '%c' at byte %zu where %s should be",
+                        j->text[j->at] ? j->text[j->at] : '?', j->at, wanted);
 }
 
 int ws_json_enter(struct ws_json *j, char open, struct ws_error *err)

@@ -35,7 +35,7 @@ class Folder:
 
     def open(self, name: str) -> int:
         """A descriptor for reading, the caller's. OSError."""
-        return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder())
+        return os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._folder())  # a FIFO would block
 
     def close(self) -> None:
         fd, self._fd = self._fd, None
