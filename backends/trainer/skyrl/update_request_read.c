@@ -2,6 +2,7 @@
  * the end all must have one length, and the request is checked as if a C program had made it. */
 #include "backends/trainer/skyrl/update_request.h"
 #include "transports/base/json_cursor.h"
+#include "transports/base/vector.h"
 #include "transports/format/manifest.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -21,22 +22,26 @@ struct handle_set {
     wsync_ipc_handle *handles;
     size_t n;
 };
-/* A list that grows. */
-struct list {
-    void *items;
-    size_t n, cap;
-};
+WS_VECTOR(names, const char *);
+WS_VECTOR(dtypes, enum ws_dtype);
+WS_VECTOR(shapes, struct dims);
+WS_VECTOR(sizes, uint64_t);
+WS_VECTOR(handles, wsync_ipc_handle);
+WS_VECTOR(handle_sets, struct handle_set);
 
 struct reading {
     struct ws_json j;
     struct ws_arena arena; /* texts and handles */
     char strategy[KEY_CHARS], run[WS_LINEAGE_CHARS + 1];
     uint64_t version, alignment;
-    unsigned seen;                            /* a bit for each key */
-    bool packed, one_set;                     /* of PACKED; of HANDLES: an object, not a list */
-    struct list names, dtypes, shapes, sizes; /* const char *, enum ws_dtype, struct dims, uint64_t */
-    struct list sets;                         /* struct handle_set */
-    char scratch[WS_MAX_HANDLE_CHARS + 1];    /* one string */
+    unsigned seen;        /* a bit for each key */
+    bool packed, one_set; /* of PACKED; of HANDLES: an object, not a list */
+    struct names names;
+    struct dtypes dtypes;
+    struct shapes shapes;
+    struct sizes sizes;
+    struct handle_sets sets;
+    char scratch[WS_MAX_HANDLE_CHARS + 1]; /* one string */
 };
 _Static_assert(WS_MAX_HANDLE_CHARS > WS_MAX_TENSOR_NAME, "a name fits as well");
 
@@ -45,96 +50,94 @@ static int no_memory(struct ws_error *err)
     return ws_error_set(err, ENOMEM, "no memory for a weight update request");
 }
 
-/* Room for one more item of `bytes`; NULL and err where there is none. */
-static void *add(struct list *l, size_t bytes, size_t most, struct ws_error *err)
+/* What append_most returned. */
+static int check_append(int rc, size_t most, struct ws_error *err)
 {
-    if (l->n == most) {
-        ws_error_set(err, EBADMSG, "it has more than %zu entries", most);
-        return NULL;
-    }
-    if (l->n == l->cap) {
-        size_t cap = l->cap ? l->cap * 2 : 16;
-        void *p = reallocarray(l->items, cap, bytes);
-        if (!p) {
-            no_memory(err);
-            return NULL;
-        }
-        l->items = p;
-        l->cap = cap;
-    }
-    return memset((unsigned char *)l->items + l->n++ * bytes, 0, bytes);
+    if (rc == -E2BIG)
+        return ws_error_set(err, EBADMSG, "it has more than %zu entries", most);
+    return rc == 0 ? 0 : no_memory(err);
 }
 
 static int read_name(struct reading *r, struct ws_error *err)
 {
-    const char **name = add(&r->names, sizeof(*name), WS_MAX_TENSORS, err);
-    if (!name)
-        return -err->code;
     int rc = ws_json_string(&r->j, r->scratch, WS_MAX_TENSOR_NAME + 1, err);
-    if (rc == 0 && !(*name = ws_arena_text(&r->arena, r->scratch, strlen(r->scratch))))
-        rc = no_memory(err);
-    return rc;
+    if (rc < 0)
+        return rc;
+    const char *name = ws_arena_text(&r->arena, r->scratch, strlen(r->scratch));
+    if (!name)
+        return no_memory(err);
+    return check_append(names_append_most(&r->names, name, WS_MAX_TENSORS), WS_MAX_TENSORS, err);
 }
 
 static int read_dtype(struct reading *r, struct ws_error *err)
 {
-    enum ws_dtype *dtype = add(&r->dtypes, sizeof(*dtype), WS_MAX_TENSORS, err);
-    if (!dtype)
-        return -err->code;
+    enum ws_dtype dtype;
     int rc = ws_json_string(&r->j, r->scratch, KEY_CHARS, err);
-    if (rc == 0 && ws_dtype_parse_torch(r->scratch, dtype) < 0)
-        rc = ws_error_set(err, EBADMSG, "\"%s\" is no dtype of torch; they are as bfloat16, torch.float32",
-                          r->scratch);
-    return rc;
+    if (rc < 0)
+        return rc;
+    if (ws_dtype_parse_torch(r->scratch, &dtype) < 0)
+        return ws_error_set(err, EBADMSG, "\"%s\" is no dtype of torch; they are as bfloat16, torch.float32",
+                            r->scratch);
+    return check_append(dtypes_append_most(&r->dtypes, dtype, WS_MAX_TENSORS), WS_MAX_TENSORS, err);
 }
 
 static int read_shape(struct reading *r, struct ws_error *err)
 {
-    struct dims *dims = add(&r->shapes, sizeof(*dims), WS_MAX_TENSORS, err);
-    if (!dims)
-        return -err->code;
+    struct dims dims = {0};
     int rc = ws_json_enter(&r->j, '[', err);
     while (rc == 0 && (rc = ws_json_element(&r->j, err)) == 1)
-        rc = dims->n == WS_MAX_DIMS
+        rc = dims.n == WS_MAX_DIMS
                  ? ws_error_set(err, EBADMSG, "a shape has more than %d dimensions", WS_MAX_DIMS)
-                 : ws_json_uint(&r->j, &dims->size[dims->n++], err);
-    return rc;
+                 : ws_json_uint(&r->j, &dims.size[dims.n++], err);
+    if (rc < 0)
+        return rc;
+    return check_append(shapes_append_most(&r->shapes, dims, WS_MAX_TENSORS), WS_MAX_TENSORS, err);
 }
 
 static int read_size(struct reading *r, struct ws_error *err)
 {
-    uint64_t *size = add(&r->sizes, sizeof(*size), WS_MAX_TENSORS, err);
-    return size ? ws_json_uint(&r->j, size, err) : -err->code;
+    uint64_t size;
+    int rc = ws_json_uint(&r->j, &size, err);
+    if (rc < 0)
+        return rc;
+    return check_append(sizes_append_most(&r->sizes, size, WS_MAX_TENSORS), WS_MAX_TENSORS, err);
 }
 
 /* {uuid: base64}. */
-static int read_set(struct reading *r, struct ws_error *err)
+static int read_handles_of_set(struct reading *r, struct handles *out, struct ws_error *err)
 {
-    struct handle_set *set = add(&r->sets, sizeof(*set), WS_MAX_TENSORS, err);
-    struct list found = {0};
     char uuid[WS_MAX_GPU_UUID + 1];
-    if (!set)
-        return -err->code;
     int rc = ws_json_enter(&r->j, '{', err);
     while (rc == 0 && (rc = ws_json_member(&r->j, uuid, sizeof(uuid), err)) == 1) {
         rc = ws_json_string(&r->j, r->scratch, sizeof(r->scratch), err);
-        wsync_ipc_handle *h = rc == 0 ? add(&found, sizeof(*h), WS_MAX_GPUS, err) : NULL;
-        if (rc == 0 && !h)
-            rc = -err->code;
-        if (rc == 0 && (!(h->gpu_uuid = ws_arena_text(&r->arena, uuid, strlen(uuid))) ||
-                        !(h->handle = ws_arena_text(&r->arena, r->scratch, strlen(r->scratch)))))
-            rc = no_memory(err);
+        if (rc < 0)
+            return rc;
+        const wsync_ipc_handle h = {.gpu_uuid = ws_arena_text(&r->arena, uuid, strlen(uuid)),
+                                    .handle = ws_arena_text(&r->arena, r->scratch, strlen(r->scratch))};
+        if (!h.gpu_uuid || !h.handle)
+            return no_memory(err);
+        rc = check_append(handles_append_most(out, h, WS_MAX_GPUS), WS_MAX_GPUS, err);
     }
-    if (rc == 0 && found.n) {
-        set->handles = ws_arena_alloc(&r->arena, found.n * sizeof(*set->handles));
-        if (set->handles)
-            memcpy(set->handles, found.items, found.n * sizeof(*set->handles));
+    return rc;
+}
+
+static int read_set(struct reading *r, struct ws_error *err)
+{
+    struct handles found = {0};
+    struct handle_set set = {0};
+    int rc = read_handles_of_set(r, &found, err);
+    if (rc == 0 && found.len > 0) {
+        set.n = found.len;
+        set.handles = ws_arena_alloc(&r->arena, found.len * sizeof(*set.handles));
+        if (set.handles)
+            memcpy(set.handles, found.ptr, found.len * sizeof(*set.handles));
         else
             rc = no_memory(err);
-        set->n = found.n;
     }
-    free(found.items);
-    return rc;
+    handles_reset(&found);
+    if (rc < 0)
+        return rc;
+    return check_append(handle_sets_append_most(&r->sets, set, WS_MAX_TENSORS), WS_MAX_TENSORS, err);
 }
 
 static int read_list(struct reading *r, int (*one)(struct reading *r, struct ws_error *err),
@@ -217,20 +220,20 @@ static int check_lengths(const struct reading *r, struct ws_error *err)
     for (int key = NAMES; key <= SHAPES; key++)
         if (!(r->seen & 1U << key))
             return ws_error_set(err, EBADMSG, "it has no \"%s\"", keys[key]);
-    if (r->dtypes.n != r->names.n || r->shapes.n != r->names.n ||
-        (r->seen & 1U << SIZES && r->sizes.n != r->names.n))
+    if (r->dtypes.len != r->names.len || r->shapes.len != r->names.len ||
+        (r->seen & 1U << SIZES && r->sizes.len != r->names.len))
         return ws_error_set(err, EBADMSG,
                             "its lists differ in length: %zu names, %zu dtypes, %zu shapes, %zu sizes",
-                            r->names.n, r->dtypes.n, r->shapes.n, r->sizes.n);
-    if (r->seen & 1U << HANDLES && !r->one_set && r->sets.n != r->names.n)
-        return ws_error_set(err, EBADMSG, "\"ipc_handles\" has %zu entries for %zu names", r->sets.n,
-                            r->names.n);
+                            r->names.len, r->dtypes.len, r->shapes.len, r->sizes.len);
+    if (r->seen & 1U << HANDLES && !r->one_set && r->sets.len != r->names.len)
+        return ws_error_set(err, EBADMSG, "\"ipc_handles\" has %zu entries for %zu names", r->sets.len,
+                            r->names.len);
     return 0;
 }
 
 /* How the tensors are packed, which each strategy expresses in its own members. */
-static int settle_packing(const struct reading *r, const struct ws_strategy *s, int *packed,
-                          struct ws_error *err)
+static int resolve_packing(const struct reading *r, const struct ws_strategy *s, int *packed,
+                           struct ws_error *err)
 {
     bool said = r->seen & 1U << PACKED, sizes = r->seen & 1U << SIZES;
     *packed = s->way->handles ? r->one_set : s->may_pack ? sizes || r->packed : said && r->packed;
@@ -246,7 +249,7 @@ static int settle_packing(const struct reading *r, const struct ws_strategy *s, 
 
 static int check_sizes(const struct reading *r, const wsync_update_request *q, struct ws_error *err)
 {
-    const uint64_t *sizes = r->sizes.items;
+    const uint64_t *sizes = r->sizes.ptr;
     for (size_t i = 0; r->seen & 1U << SIZES && i < q->n; i++)
         if (sizes[i] != ws_update_tensor_numel(&q->tensors[i]))
             return ws_error_set(err, EBADMSG, "\"sizes\" says %lu of %.255s, whose shape has %lu elements",
@@ -254,31 +257,31 @@ static int check_sizes(const struct reading *r, const wsync_update_request *q, s
     return 0;
 }
 
-static int settle(struct reading *r, const char *expected, struct ws_owned_request **out,
-                  struct ws_error *err)
+static int build_request(struct reading *r, const char *expected, struct ws_owned_request **out,
+                         struct ws_error *err)
 {
     const struct ws_strategy *s;
     int packed = 0, rc = ws_strategy_resolve(r->strategy, expected, &s, err);
     if (rc == 0)
         rc = check_lengths(r, err);
     if (rc == 0)
-        rc = settle_packing(r, s, &packed, err);
+        rc = resolve_packing(r, s, &packed, err);
     if (rc < 0)
         return rc;
-    struct ws_owned_request *o = ws_owned_request_new(&r->arena, r->names.n);
+    struct ws_owned_request *o = ws_owned_request_new(&r->arena, r->names.len);
     if (!o)
         return no_memory(err);
     *out = o;
-    const struct handle_set *sets = r->sets.items;
-    for (size_t i = 0; i < r->names.n; i++) {
-        const struct dims *dims = (const struct dims *)r->shapes.items + i;
+    const struct handle_set *sets = r->sets.ptr;
+    for (size_t i = 0; i < r->names.len; i++) {
+        const struct dims *dims = &r->shapes.ptr[i];
         wsync_update_tensor *t = &o->tensors[i];
-        t->name = ((const char **)r->names.items)[i];
-        t->dtype = (wsync_dtype)((enum ws_dtype *)r->dtypes.items)[i];
+        t->name = r->names.ptr[i];
+        t->dtype = (wsync_dtype)r->dtypes.ptr[i];
         t->n_dims = dims->n;
         memcpy(t->shape, dims->size, sizeof(t->shape));
-        t->handles = r->sets.n && !r->one_set ? sets[i].handles : NULL;
-        t->n_handles = r->sets.n && !r->one_set ? sets[i].n : 0;
+        t->handles = r->sets.len && !r->one_set ? sets[i].handles : NULL;
+        t->n_handles = r->sets.len && !r->one_set ? sets[i].n : 0;
     }
     o->request.strategy = (wsync_strategy_id)s->way->id;
     o->request.version = r->version;
@@ -310,7 +313,7 @@ int ws_update_request_decode(const char *json, size_t len, const char *strategy,
         if (rc == 0)
             rc = ws_json_finish(&r->j, err);
         if (rc == 0)
-            rc = settle(r, strategy, &o, err);
+            rc = build_request(r, strategy, &o, err);
         if (rc == -EINVAL) { /* the caller's text is wrong, not an argument */
             rc = -EBADMSG;
             err->code = EBADMSG;
@@ -324,11 +327,11 @@ int ws_update_request_decode(const char *json, size_t len, const char *strategy,
     }
     if (r) {
         ws_arena_free(&r->arena);
-        free(r->names.items);
-        free(r->dtypes.items);
-        free(r->shapes.items);
-        free(r->sizes.items);
-        free(r->sets.items);
+        names_reset(&r->names);
+        dtypes_reset(&r->dtypes);
+        shapes_reset(&r->shapes);
+        sizes_reset(&r->sizes);
+        handle_sets_reset(&r->sets);
     }
     free(r);
     return rc;
