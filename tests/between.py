@@ -1,4 +1,4 @@
-"""A proxy between a mount and its engine or agent, which keeps requests back until the test lets them through."""
+"""A proxy between a mount and its engine or agent that holds requests back until the test lets them pass."""
 import contextlib
 import http.server
 import threading
@@ -11,9 +11,9 @@ LOADS = ("/update_weights_from_disk", "/collective_rpc")
 
 
 class Between:
-    """An HTTP server that passes requests on. Those whose path has one of `words` wait while `hold` is set, and are answered
-    with `wrong`, a status and a body, where that is set, or with zeros while `zeros` is. A request whose path has one of
-    `cut` gets no answer: its connection ends."""
+    """An HTTP server that passes requests on. Requests whose path contains one of `words` wait while `hold` is set; they are answered with
+    `wrong`, a status and a body, if that is set, or with zeros while `zeros` is set. The connection of a request whose path contains one of
+    `cut` is closed without an answer."""
 
     def __init__(self, server, *words):
         self.hold, self.held, self.zeros, self.wrong, self.cut = False, False, False, None, ()

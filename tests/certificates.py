@@ -32,7 +32,7 @@ class Authority:
 
 
 class Tls:
-    """Ends TLS before a server. While that is away, new connections are taken and closed, as by what passes TLS through."""
+    """Ends TLS before a server. While the server is away, new connections are accepted and closed, as by a TLS pass-through proxy."""
 
     def __init__(self, port):
         authority = Authority()

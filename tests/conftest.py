@@ -1,5 +1,5 @@
-"""Fixtures of all tests in Python: what a test starts ends with it, also where it fails; what a
-fixture of its module starts ends with the module's last test."""
+"""Fixtures of all Python tests: what a test starts ends with it, even if it fails; what a module's fixture starts ends with the
+module's last test."""
 import pytest
 
 from world import Scope

@@ -1,4 +1,4 @@
-"""Hosts in network namespaces, whose links are cut, mended and slowed down."""
+"""Hosts in network namespaces whose links can be cut, restored and slowed down."""
 import contextlib
 import ctypes
 import os
@@ -18,8 +18,8 @@ def enter(fd):
 
 
 class Network:
-    """A namespace for each of names (10.77.0.1 and up), joined by a bridge in one more. Only the network is theirs: files and
-    mounts are all processes'."""
+    """One network namespace per name (10.77.0.1 and up), joined by a bridge in another one. Only the network is separate: files and
+    mounts are shared."""
 
     made = 0
 
@@ -50,7 +50,7 @@ class Network:
 
     @contextlib.contextmanager
     def inside(self, name):
-        """What is started and asked meanwhile is in that namespace. Of this thread, and so of its children."""
+        """Processes and connections started within it are in that namespace. It applies to this thread and its children."""
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         there = os.open(f"/run/netns/{self.prefix}{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -62,21 +62,21 @@ class Network:
             os.close(there)
 
     def cut(self, name):
-        """The cable is pulled: both ends see that."""
+        """Takes the link down: both ends notice."""
         self.ip("hub", f"link set {name} down")
 
     def mend(self, name):
         self.ip("hub", f"link set {name} up")
 
     def lose(self, name):
-        """A cut further away: what is sent is lost without a word."""
+        """Drops packets further along the way: what is sent is lost without notice."""
         self.ip("hub", f"link set {name} nomaster")
 
     def find(self, name):
         self.ip("hub", f"link set {name} master bridge")
 
     def slow(self, name, mbit, sends=False, burst="64kb"):
-        """What the node receives comes slowly; sends: what it sends goes slowly."""
+        """Limits the rate at which the node receives, and with sends also the rate at which it sends."""
         where = [f"{self.prefix}{name}", "eth0"] if sends else [f"{self.prefix}hub", name]
         done = subprocess.run(["tc", "-n", where[0], "qdisc", "add", "dev", where[1], "root", "tbf", "rate", f"{mbit}mbit",
                                "burst", burst, "latency", "50ms"], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The Python package as a wheel would have it, put together from the build for the tests that need no pip."""
+"""The Python package as a wheel contains it, copied from the build for tests that must not need pip."""
 import os
 import shutil
 
@@ -8,7 +8,7 @@ ROOT = os.environ["ROOT"]
 
 
 def package(root=ROOT, build=BUILD):
-    """A folder for PYTHONPATH: of this tree, or of another and its build."""
+    """A folder for PYTHONPATH: of this tree, or of another tree and its build."""
     folder = os.path.join(TESTDIR, "package-" + os.path.basename(root))
     native = os.path.join(folder, "wsync", "native")
     if not os.path.isdir(folder):

@@ -1,5 +1,5 @@
-"""Ranks of a trainer whose tensors hold what follows from version and position (tests/tools/rank.c), and readers that check
-every byte of every version they see."""
+"""Ranks of a trainer whose tensors hold values computed from version and position (tests/tools/rank.c), and readers that check every byte
+of every version they see."""
 import functools
 import os
 import subprocess
@@ -20,7 +20,7 @@ def base(n):
 
 
 def value(version, n):
-    """What the first n elements of any tensor are in a version."""
+    """The first n elements of any tensor in a version."""
     return base(n) + np.resize(((version + np.arange(64)) // 64).astype(np.uint16), n)
 
 
@@ -36,7 +36,7 @@ def expected(version, elements, more=None):
 
 
 class Refused(Exception):
-    """What the tool answered instead: .errno and .text."""
+    """The tool's error answer: .errno and .text."""
 
     def __init__(self, line):
         _, number, self.text = line.split(" ", 2)
@@ -45,7 +45,7 @@ class Refused(Exception):
 
 
 class Rank:
-    """One rank's process. ask() sends a command and waits; send() and answer() are its halves."""
+    """One rank's process. ask() sends a command and waits for the answer; send() and answer() are its halves."""
 
     build = BUILD
 
@@ -69,10 +69,10 @@ class Rank:
         try:
             self.process.stdin.write(command + "\n")
         except BrokenPipeError:
-            pass  # it was killed: answer() says so
+            pass  # it was killed: answer() reports that
 
     def answer(self, seconds=60):
-        """The line, or None of one that is dead. A rank that does not answer in time is ended."""
+        """The answer line, or None if the rank is dead. A rank that does not answer in time is killed."""
         timer = threading.Timer(seconds * SLOW, self.process.kill)
         timer.start()
         line = self.process.stdout.readline().strip()
@@ -98,7 +98,7 @@ class Rank:
         self.reap()
 
     def reap(self):
-        """It is dead, or about to die by itself."""
+        """Collects a rank that is dead or about to end by itself."""
         code = self.process.wait(60 * SLOW)
         self.process.stdout.close()
         return code
@@ -118,7 +118,7 @@ class Rank:
 
 
 def ask_all(ranks, command, seconds=60):
-    """All at once; [answer or Refused]."""
+    """Asks all ranks at once; [answer or Refused]."""
     for r in ranks:
         r.send(command)
     out = []
@@ -131,8 +131,8 @@ def ask_all(ranks, command, seconds=60):
 
 
 class Reader(threading.Thread):
-    """Reads the newest version of a mount again and again, through a file opened anew each time, and checks every byte.
-    .versions: how often it saw each; .wrong: the first that was not right. A version that is gone by then is no error."""
+    """Reads the newest version of a mount repeatedly, opening the file each time, and checks every byte. .versions: how often it saw each
+    version; .wrong: the first wrong read. A version that was dropped meanwhile is no error."""
 
     def __init__(self, mount, model, elements, more=None):
         super().__init__(daemon=True)
@@ -166,7 +166,7 @@ class Reader(threading.Thread):
     def run(self):
         while not self.ended and not self.wrong:
             self.look()
-            time.sleep(0.01)  # checking takes more of the machine than the daemons do
+            time.sleep(0.01)  # checking must not use more of the machine than the daemons do
 
     def stop(self):
         self.ended = True
@@ -178,7 +178,7 @@ class Reader(threading.Thread):
 
 
 def describe(version, got, want):
-    """Which elements are of which version: for the reader of a failure."""
+    """Which elements are of which version, for failure messages."""
     for name in sorted(set(got) | set(want)):
         if got.get(name, ())[:2] != want.get(name, ())[:2]:
             return f"version {version}: {name} is {got.get(name, ())[:2]} instead of {want.get(name, ())[:2]}"
@@ -191,6 +191,6 @@ def describe(version, got, want):
 
 
 def rss(pid):
-    """Resident bytes that are its own: anonymous memory, no shared slots."""
+    """The process's private resident bytes: anonymous memory, without shared slots."""
     with open(f"/proc/{pid}/status") as f:
         return next(int(line.split()[1]) for line in f if line.startswith("RssAnon")) * 1024

@@ -1,7 +1,7 @@
-"""What the tests in Python share: agents, mounts, engines and checkpoints, which end with the test that starts them (conftest.py).
+"""Helpers of the Python tests: agents, mounts, engines and checkpoints, which end with the test that starts them (conftest.py).
 
-tests/run gives each file of tests its folder and build by the environment; by hand, `pytest tests/mount/test_switch.py` takes those
-of this tree's build/."""
+tests/run passes each test file its folder and build in the environment; by hand, `pytest tests/mount/test_switch.py` uses those of this
+tree's build/."""
 import atexit
 import contextlib
 import errno
@@ -33,10 +33,10 @@ TESTDIR = os.environ["TESTDIR"]
 
 
 class Scope(contextlib.ExitStack):
-    """Ends what was started in it, the last first. A thread that is in none of its own starts things in the test's."""
+    """Ends what was started in it, in reverse order. A thread without a scope of its own uses the test's."""
 
     of_thread = threading.local()
-    of_tests = []  # the module's and the test's, by conftest.py
+    of_tests = []  # the module's scope and the test's, by conftest.py
 
     @classmethod
     def current(cls):
@@ -44,7 +44,7 @@ class Scope(contextlib.ExitStack):
 
     @contextlib.contextmanager
     def continued(self):
-        """What this thread starts meanwhile is this scope's."""
+        """Makes this the thread's scope while the context lasts."""
         before = getattr(self.of_thread, "scopes", [])
         self.of_thread.scopes = [*before, self]
         try:
@@ -55,23 +55,23 @@ class Scope(contextlib.ExitStack):
 
 @contextlib.contextmanager
 def scope():
-    """What this thread starts within it ends with it."""
+    """Ends what this thread starts within it."""
     with Scope() as one, one.continued():
         yield one
 
 
 def at_end(call, *args, **kw):
-    """Calls it when the test, or the scope within it, ends."""
+    """Calls the function when the test, or the scope within it, ends."""
     Scope.current().callback(call, *args, **kw)
 
 
 def entered(context):
-    """What a context manager gives; it is left at the end."""
+    """Enters a context manager, leaves it at the end, and returns its value."""
     return Scope.current().enter_context(context)
 
 
 def amount(name, short, long):
-    """How much of something random a test does: what NAME in the environment says, or more with LONG=1, as .ci/run has it."""
+    """The amount of a random test: NAME's value in the environment, else more with LONG=1, as in .ci/run."""
     return type(short)(os.environ.get(name) or (long if os.environ.get("LONG") and not SANITIZER else short))
 
 
@@ -94,7 +94,7 @@ def wait_for(condition, what, seconds=20):
 
 
 def suspend(pid):
-    """SIGSTOP, and waits until it has come to all threads: before the one that takes it has run, the others go on to answer."""
+    """Sends SIGSTOP and waits until all threads have stopped: until the thread that takes the signal has run, others could still answer."""
     os.kill(pid, signal.SIGSTOP)
 
     def is_stopped():
@@ -108,7 +108,7 @@ def suspend(pid):
 
 
 def free_port():
-    """Of those that the kernel gives to no outgoing connection: until it is bound, no other test's client can come to have it."""
+    """A port outside the kernel's range for outgoing connections: before it is bound, no other test's client can get it."""
     while True:
         port = random.SystemRandom().randrange(10000, 32768)
         with socket.socket() as s, contextlib.suppress(OSError):
@@ -133,10 +133,10 @@ unique.n = 0
 
 
 class Process:
-    """A wsync process in the foreground with its log; ended with the test."""
+    """A wsync process in the foreground with its log; it ends with the test."""
 
     command = WSYNC
-    prefix = ()  # what runs it, with arguments
+    prefix = ()  # the command that runs it, with arguments
 
     def __init__(self, name, *args, cwd=None):
         self.log_path = unique(name) + ".log"
@@ -185,7 +185,7 @@ class Agent(Process):
             raise AssertionError(self.text())
 
     def answers(self):
-        """By both: they do not listen from the same moment on."""
+        """The agent answers on both its port and its socket; they do not start to listen at the same moment."""
         try:
             with socket.socket(socket.AF_UNIX) as s:
                 s.connect(self.sock)
@@ -232,7 +232,7 @@ class Slow:
             try:
                 server = socket.create_connection(("127.0.0.1", self.to))
             except OSError:
-                client.close()  # nobody is there just now
+                client.close()  # the server is not there now
                 continue
             client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
             threading.Thread(target=self.copy, args=(client, server, False), daemon=True).start()
@@ -256,7 +256,7 @@ class Slow:
 
 
 class Gate:
-    """A TCP proxy that lets `limit` bytes of files through, more when it is told, and the rest once it is opened."""
+    """A TCP proxy that passes `limit` bytes of files on, more when told, and everything once it is opened."""
 
     def __init__(self, url, limit):
         self.target = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
@@ -295,7 +295,7 @@ class Gate:
                 threading.Thread(target=self.serve, args=(near, far), daemon=True).start()
 
     def serve(self, near, far):
-        """What is asked for; each connection asks for files alone, or for none."""
+        """Passes requests on; a connection carries either only requests for files, or none."""
         first = near.recv(1 << 16)
         threading.Thread(target=self.pump, args=(far, near, b"/files/" in first), daemon=True).start()
         with contextlib.suppress(OSError):
@@ -327,7 +327,7 @@ class Mount(Process):
         self.path = path or unique("mnt")
         if not path:
             os.makedirs(self.path)
-        if "state=" not in options:  # settings survive a mount of the same path in the same test, and no more
+        if "state=" not in options:  # settings survive only for a mount of the same path in the same test
             options += f"{',' if options else ''}state={TESTDIR}/state"
         args = ["-f", "-o", options, source, self.path]
         at_end(self.detach)
@@ -359,7 +359,7 @@ class Mount(Process):
         return self.read(*names).decode()
 
     def write(self, text, *names):
-        """As echo does. A failure comes with what the mount says of it."""
+        """Like echo. A failure's message includes the mount's last_error."""
         try:
             self.write_once(text, *names)
         except OSError as e:
@@ -369,7 +369,7 @@ class Mount(Process):
             raise OSError(e.errno, f"{e.strerror}; {said}") from None
 
     def write_once(self, text, *names):
-        """One write(2): a buffered file of Python's would write again when it is closed after a failure."""
+        """One write(2): a buffered Python file would write again when it is closed after a failure."""
         fd = os.open(self.file(*names), os.O_WRONLY | os.O_TRUNC)
         try:
             os.write(fd, f"{text}\n".encode())
@@ -393,7 +393,7 @@ class Mount(Process):
             return {}
 
     def wait_version(self, model, version, sources=1):
-        """Until so many list it: before that not all ways are open."""
+        """Waits until that many sources list the version: before that not all transports are connected."""
         wait_for(lambda: os.path.isdir(self.file(model, version)), f"{model}/{version}")
         if sources > 1:
             wait_for(lambda: f" sources={sources}" in self.status(model).get(f"version.{version}", ""), f"{model}/{version} at {sources} sources")
@@ -411,7 +411,7 @@ class Engine(Process):
         self.url = f"http://127.0.0.1:{self.port}"
         super().__init__("engine", "--listen", f"127.0.0.1:{self.port}", "--model-path", path, "--api", api, *args)
         wait_for(lambda: self.answers() or not self.alive(), "the engine")
-        if not self.alive() and "dies as told" not in self.text():  # by --die-at, of whoever called it first
+        if not self.alive() and "dies as told" not in self.text():  # ended by --die-at, in whichever test called it first
             raise AssertionError(self.text())
 
     def answers(self):
@@ -430,7 +430,7 @@ class Engine(Process):
             return json.load(r)
 
     def serves(self, whole=False):
-        """Its version's number; whole: with the lineage, as the mount tells it."""
+        """Its version's number; whole: with the lineage, as the mount names it."""
         told = self.ask("/weight_info" if self.api == "vllm" else "/model_info")["weight_version"]
         return told if whole else told.split("@")[0]
 
@@ -441,7 +441,7 @@ class Engine(Process):
     def generate(self):
         return self.ask("/v1/completions" if self.api == "vllm" else "/generate", {"prompt": "x"})
 
-    def is_ready(self):  # SGLang says it
+    def is_ready(self):  # SGLang reports it
         try:
             urllib.request.urlopen(self.url + "/ready", timeout=20).close()
         except urllib.error.HTTPError as e:
@@ -449,7 +449,7 @@ class Engine(Process):
             return False
         return True
 
-    def is_paused(self):  # vLLM says it
+    def is_paused(self):  # vLLM reports it
         return self.ask("/is_paused")["is_paused"]
 
 
@@ -484,7 +484,7 @@ def checkpoint(tensors, folder=None, seed=0, files=None, sidecars=True):
 
 
 def step(folder, seed, share=0.01, by=1):
-    """A checkpoint like the one in `folder`, with a share of its 16-bit elements moved by `by` units."""
+    """A checkpoint like the one in `folder`, with a share of its 16-bit elements changed by `by` units."""
     out = unique("step")
     os.makedirs(out)
     generator = random.Random(seed)
@@ -523,9 +523,9 @@ def tensors_of(path):
 
 SMALL = {"a.weight": ("BF16", [64, 32]), "b.weight": ("F32", [16]), "model.layers.10.x": ("BF16", [8, 8]),
          "model.layers.2.x": ("BF16", [8, 8]), "nested/name": ("U8", [5])}
-# By these speeds (of the link, and of a thread that patches or copies) a mount takes a delta wherever it can.
+# With these speeds (of the link, and of a thread that patches or copies) a mount uses a delta wherever possible.
 DELTAS = "speeds=40M:5G:2G"
-# Of more than one block of 4 MiB is LARGE; both have a tail.
+# LARGE has more than one block of 4 MiB; both have a partial last block.
 MEDIUM = {f"layer.{i}.weight": ("BF16", [256, 256]) for i in range(12)} | {"tail": ("U8", [12345])}
 LARGE = {f"layer.{i}.weight": ("BF16", [1024, 1024]) for i in range(12)} | {"tail": ("U8", [12345])}
 

@@ -1,7 +1,7 @@
-"""A training step from the trainer's memory to a ready file on a mount, by deltas, by deltas into copies, as where an engine has
-opened the version before, with room for a third version and without, and by full pulls, at loopback's speed and at 10 Gbit/s; on to a loaded engine, against copying the
-version into /dev/shm; against one memcpy of the model. And what a pull and a patch take from a neighbour that reads memory all
-the time."""
+"""A training step from the trainer's memory to a ready file on a mount: by deltas in place, by deltas into copies (as when an engine has the
+previous version open), with and without room for a third version, and by full pulls, at loopback speed and at 10 Gbit/s; then to a
+loaded engine, compared with copying the version into /dev/shm; and compared with one memcpy of the model. Also the bandwidth that a
+pull and a patch take from another process that reads memory."""
 import mmap
 import re
 import socket
@@ -20,7 +20,7 @@ from rows import row
 from world import *
 
 SHARE, ROUNDS, STREAMS = 0.015, 5, 6
-MOMENT = 0.7  # in which a trainer computes its next step, and a mount takes memory ahead
+MOMENT = 0.7  # in which a trainer computes its next step, and a mount reserves memory
 TRAINER = os.path.join(BUILD, "tests/tools/trainer")
 
 
@@ -47,7 +47,7 @@ class Trainer:
             self.tell(f"{kind} {share}", "stepped")
 
     def offload(self):
-        """The next version; when its offload began."""
+        """Offloads the next version; returns when the offload began."""
         self.version += 1
         return float(self.tell(f"offload {self.version}", "offloaded")[1])
 
@@ -69,7 +69,7 @@ def publish_to_ready(trainer, mount, kind="step", share=SHARE):
 
 
 def look(mount, version):
-    """As an engine that reads: what it has opened is patched into a copy."""
+    """Opens the version as an engine would: the next one must be patched into a copy."""
     with open(mount.file(f"actor/{version}/model.safetensors"), "rb") as f:
         f.read(1)
 
@@ -81,8 +81,8 @@ def way(mount, version):
 
 
 def steps(agent, trainer, options, source=None, kind="step", share=SHARE, rounds=ROUNDS, then=None, opens=False, room=2.6):
-    """Medians of publish to ready, and of publish to what comes then; how each came. opens: each version is, before the next one, and
-    there is a moment between two. room: for so many versions."""
+    """Medians of publish to ready, and of publish to the step after that; how each arrived. opens: each version is opened before the next one,
+    with a pause between two. room: for that many versions."""
     with scope():
         mount = Mount(f"unix:{unique('nobody')}.sock", f"cache={int(trainer.bytes * room)},{options}")
         mount.write(f"add actor {source or ''}{agent.url}", "ctl")
@@ -117,14 +117,14 @@ def memcpy_in_shm(n):
             start = time.monotonic()
             maps[1][:] = memoryview(maps[0])
             times.append(time.monotonic() - start)
-        return statistics.median(times[1:])  # the first touches the memory
+        return statistics.median(times[1:])  # the first one touches the memory
     finally:
         for p in paths:
             os.unlink(p)
 
 
 def copy_by_sendfile(source, target, n):
-    """Six streams over loopback from one file to another, as one would do it otherwise."""
+    """Six streams over loopback from one file to another, the usual way without wsync."""
     out = os.open(target, os.O_RDWR | os.O_CREAT)
     os.ftruncate(out, n)
     memory = memoryview(mmap.mmap(out, n))
@@ -172,7 +172,7 @@ def to_loaded(agent, trainer, rounds=3):
         folder = f"/dev/shm/wsync-bench-{os.getpid()}"
         os.makedirs(folder)
         at_end(lambda: subprocess.run(["rm", "-rf", folder], check=False))
-        # The trainer's own shared memory, as it would have it: the bytes of one version, which is all that counts here.
+        # The trainer's shared memory: the bytes of one version, which is all that counts here.
         run_id = agent.get(f"/v1/actor/{trainer.version}/manifest")["run"]
         subprocess.run(["curl", "-sf", "-o", folder + "/source",
                         f"{agent.url}/v1/actor/{trainer.version}/files/model.safetensors?run={run_id}"], check=True)
@@ -189,7 +189,7 @@ def to_loaded(agent, trainer, rounds=3):
 
 
 def neighbour(agent, trainer):
-    """How fast somebody else reads memory while nothing happens, a version is pulled whole, and one is patched."""
+    """How fast another process reads memory while idle, during a full pull, and during a patch."""
     n = 256 << 20
     memory = mmap.mmap(-1, n)
     memory[:] = b"x" * n

@@ -1,5 +1,5 @@
-"""The pause that engines see in a switch: of one engine with 1.2 GB against its own load of the same files, and of 256
-small ones against one. And a release over eight mounts, against the pause of one engine."""
+"""Engines' pause in a switch: one engine with 1.2 GB compared with its own load of the same files, and 256 small ones compared with one. And a
+release over eight mounts, compared with the pause of one engine."""
 import os
 import re
 import statistics
@@ -40,11 +40,11 @@ def pause_of_one():
     own, seen = [], []
     for i in range(ROUNDS + 1):
         for v in (2, 1):
-            start = time.monotonic()  # the same load by itself, of files that are there
+            start = time.monotonic()  # the same load alone, of complete files
             engine.ask("/update_weights_from_disk", {"model_path": mount.file(f"actor/{v}"), "weight_version": str(v)})
             load = time.monotonic() - start
             mount.write(str(3 - v), "actor/version")
-            if i:  # the first is for warming up
+            if i:  # the first is a warm-up
                 own.append(load)
                 seen += pauses(mount)
     row("pause", statistics.median(seen), "s", statistics.median(own), 1.05, at_most=True)
@@ -74,8 +74,8 @@ def pause_of_many():
 
 
 def release_to_serving():
-    """A release of a version that is there already, from the request to the last mount's report, on engines that take
-    as long to load as 1.2 GB do (they wait: eight loads at once would measure this machine's memory)."""
+    """A release of an existing version, from the request to the last mount's report, with engines that take as long to load as
+    1.2 GB would (they sleep: eight real loads at once would measure this machine's memory)."""
     agent = Agent()
     folders = {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
     for v, f in folders.items():
@@ -89,7 +89,7 @@ def release_to_serving():
         engine = Engine(mount.file("actor/1"), "--slow", "300")
         mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
         mounts.append(mount)
-    for i in range(ROUNDS):  # one by itself
+    for i in range(ROUNDS):  # one alone
         for v in (2, 1):
             mounts[0].write(str(v), "actor/version")
             seen += pauses(mounts[0])

@@ -1,4 +1,4 @@
-"""From a mounted file to device memory: the stock safetensors reader (torch) and our own loader, against the best pinned copy."""
+"""From a mounted file to device memory: the stock safetensors reader (torch) and our own loader, compared with the best pinned copy."""
 import os
 import statistics
 import subprocess
@@ -27,7 +27,7 @@ for i in range(int(sys.argv[2]) + 1):
 
 
 def stock(path):
-    """Seconds of the stock reader, or why there are none. torch is the machine's own: the benchmarks install none."""
+    """Seconds of the stock reader, or why there are none. It uses the machine's torch: the benchmarks install none."""
     for python in ("python3", os.environ["PYTHON"]):
         result = subprocess.run([python, "-c", STOCK, path, str(REPEATS)], capture_output=True, text=True, timeout=600)
         if result.returncode == 0:

@@ -15,7 +15,7 @@ MEGABYTES = int(os.environ.get("BENCH_MB", "1200"))
 
 
 def large_checkpoint():
-    """One file of about 1.2 GB, of some hundred tensors."""
+    """One file of about 1.2 GB with some hundred tensors."""
     n = MEGABYTES * 1000000 // 4194304
     return checkpoint({f"layers.{i}.weight": ("BF16", [1024, 2048]) for i in range(n)})
 
@@ -32,7 +32,7 @@ def reads(agent, options, names):
 
 
 def stream_first_byte(agent):
-    """First tensor readable against the whole pull, from one mount that has nothing yet."""
+    """The time until the first tensor can be read, compared with the whole pull, on a mount without the version."""
     ratios, firsts, wholes = [], [], []
     for _ in range(3):
         mount = Mount(agent.url, "open=stream")
@@ -68,7 +68,7 @@ def pull_ipc(agent):
 
 
 def rss_mib(pid):
-    """What is the process's own: weights are shared memory."""
+    """The process's private memory: weights are shared memory."""
     with open(f"/proc/{pid}/status") as f:
         return int(next(line.split()[1] for line in f if line.startswith("RssAnon"))) / 1024
 

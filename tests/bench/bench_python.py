@@ -1,6 +1,5 @@
-"""wsync.Publisher: what a parameter costs when there are many small ones; and what a step costs two FSDP2 ranks, against
-gathering the whole model and saving it to /dev/shm, as frameworks do that hand their engines files; and what a broadcast's buckets
-save."""
+"""wsync.Publisher: the cost per parameter with many small ones; the cost of a step of two FSDP2 ranks, compared with gathering the whole
+model and saving it to /dev/shm, as frameworks do that pass files to engines; and the gain by a broadcast's buckets."""
 import json
 import os
 import statistics
@@ -43,7 +42,7 @@ def small(agent):
 
 
 def two_ranks(agent, script, name):
-    """What two ranks of torch's have written to $FIGURES; None: there is no torch."""
+    """The figures that two torch ranks wrote to $FIGURES; None if there is no torch."""
     python = subprocess.check_output([os.path.join(ROOT, ".ci/python"), "real"], text=True).strip()
     if subprocess.run([python, "-c", "import torch, transformers, safetensors"], stderr=subprocess.DEVNULL).returncode:
         print(f"  {name}: skipped: no torch here; `.ci/deps real` fetches it")

@@ -1,5 +1,5 @@
-"""Four mounts of one version, each on a host of its own whose link sends 10 Gbit/s: in a chain of mounts that serve each
-other while they fill, against all four from the agent."""
+"""Four mounts of one version, each on a separate host whose link sends 10 Gbit/s: as a chain of mounts that serve each other while they
+fill, compared with all four pulling from the agent."""
 import os
 import statistics
 import sys
@@ -45,7 +45,7 @@ def main():
                     source = agent.url if how == "star" or i == 0 else f"http://10.77.0.{i + 1}:{PORT}"
                     with net.inside(f"n{i}"):
                         mounts.append(Mount(source, f"cache={MEGABYTES * 1200000},serve=10.77.0.{i + 2}:{PORT},serve-insecure"))
-                took[how] = statistics.median([pull_all(mounts) for _ in range(ROUNDS + 1)][1:])  # the first takes the memory
+                took[how] = statistics.median([pull_all(mounts) for _ in range(ROUNDS + 1)][1:])  # the first run touches the memory
         row("relay", took["chain"], "s", took["star"], 0.6, at_most=True)
 
 

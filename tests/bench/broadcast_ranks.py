@@ -1,5 +1,5 @@
-"""A sender and a receiver over gloo, in turns: a version whose tensors go one by one, and the same one in buckets, packing included.
-Started by bench_python.py; writes the seconds of each round to $FIGURES."""
+"""A sender and a receiver over gloo, alternating: a version sent tensor by tensor, and in buckets, packing included. Started by
+bench_python.py; writes the seconds of each round to $FIGURES."""
 import json
 import os
 import socket

@@ -1,5 +1,5 @@
-"""Two FSDP2 ranks over gloo, in turns: an offload, and full_tensor() of every parameter with a save_file to /dev/shm on
-rank 0. Started by bench_python.py; writes the seconds of each round to $FIGURES."""
+"""Two FSDP2 ranks over gloo, alternating: an offload, and full_tensor() of every parameter with a save_file to /dev/shm on rank 0. Started
+by bench_python.py; writes the seconds of each round to $FIGURES."""
 import json
 import os
 import time
@@ -45,7 +45,7 @@ def gather():
 
 
 try:
-    for version in range(1, ROUNDS + 3):  # the first two take the slots' memory
+    for version in range(1, ROUNDS + 3):  # the first two runs touch the slots' memory
         timed("offload", lambda: pub.offload(version))
         pub.wait_published(version)
         timed("gather", gather)

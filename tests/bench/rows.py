@@ -1,4 +1,4 @@
-"""What the benchmarks in Python share: rows as tests/bench/run gathers them."""
+"""Rows in the format that tests/bench/run collects, for the Python benchmarks."""
 import json
 import os
 

@@ -1,6 +1,6 @@
-"""A server with SGLang's routes of a weight update and nothing else, for BroadcastSender's faults: it joins the group as SGLang does,
-keeps what it receives, and says what that is. broadcast_server.py PORT FOLDER RELEASE [--die-at N] [--hang-at N] [--refuse-at N]: at its
-N-th update it ends, or answers nothing and takes no part, or answers 400."""
+"""A server with SGLang's weight-update routes only, for BroadcastSender's error handling: it joins the group as SGLang does, keeps the
+received tensors, and reports them. broadcast_server.py PORT FOLDER RELEASE [--die-at N] [--hang-at N] [--refuse-at N]: at its N-th
+update it ends, or neither answers nor takes part, or answers 400."""
 import hashlib
 import http.server
 import json
@@ -98,7 +98,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         ask = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
             why = post(self.path, ask)
-        except Exception as e:  # an answer, whatever it is
+        except Exception as e:  # any answer
             why = repr(e)
         self.reply(400 if why else 200, {"success": why is None, "message": why or "done"})
 
@@ -106,5 +106,5 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-dist.init_process_group("gloo", init_method=f"file://{os.environ['TESTDIR']}/own-{os.getpid()}", rank=0, world_size=1)  # as an engine has one
+dist.init_process_group("gloo", init_method=f"file://{os.environ['TESTDIR']}/own-{os.getpid()}", rank=0, world_size=1)  # as engines have one
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

@@ -1,8 +1,7 @@
 """Tiny checkpoints of a real architecture, with a tokenizer: checkpoints.py FOLDER
 
-1, 2 and 3 differ in their weights only. The others are version 2 damaged: `missing` lacks a tensor, `extra` has one
-too many, in `shape` one has another shape, in `head` the last one has, in `dtype` one has another element type, in
-`truncated` the file ends early."""
+1, 2 and 3 differ in their weights only. The others are version 2 with a defect: `missing` lacks a tensor, `extra` has one too many, in
+`shape` a tensor has another shape, in `head` the last one has, in `dtype` one has another element type, in `truncated` the file is cut."""
 import os
 import shutil
 import string
@@ -25,7 +24,7 @@ CONFIG = dict(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_
 
 
 def tokenizer():
-    """Bytes, and as many pairs of letters and digits as the vocabulary has room for."""
+    """Single bytes, and as many pairs of letters and digits as fit the vocabulary."""
     special = ["<pad>", "<s>", "</s>", "<unk>"]
     words = special + sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = [(a, b) for set_ in (string.ascii_lowercase, string.digits) for a in set_ for b in set_]
@@ -50,7 +49,7 @@ def make(folder):
         with torch.no_grad():
             for p in model.parameters():
                 if p.dim() > 1:
-                    p.normal_(0, 0.25)  # the usual 0.02 makes versions that answer nearly the same
+                    p.normal_(0, 0.25)  # with the usual 0.02 versions would answer nearly the same
         path = os.path.join(folder, str(version))
         model.to(torch.bfloat16).save_pretrained(path)
         words.save_pretrained(path)

@@ -1,4 +1,4 @@
-"""What ranks of real trainers need around them: an agent, a mount, torchrun, and what a version must be, beside the mounted one."""
+"""The environment of real trainers' ranks: an agent, a mount, torchrun, and the comparison of mounted versions with expected ones."""
 import importlib.util
 import os
 import shutil
@@ -21,7 +21,7 @@ def need(name):
 
 
 class Ground:
-    """An agent and a mount, and what torchrun needs."""
+    """An agent, a mount and torchrun's environment."""
 
     def __init__(self):
         self.agent = Agent()
@@ -29,7 +29,7 @@ class Ground:
         self.expected = unique("expected")
 
     def ranks(self, n, script, *cases, env=None, check=True):
-        """Runs the script's cases on n ranks; what they print. Gloo is tried twice: it aborts now and then."""
+        """Runs the script's cases on n ranks; returns their output. Gloo is tried twice: it aborts occasionally."""
         home = unique("home")
         os.makedirs(home)
         path = os.pathsep.join(filter(None, (package(), HERE, os.environ.get("PYTHONPATH"))))
@@ -44,7 +44,7 @@ class Ground:
         return r.stdout
 
     def compare(self, case):
-        """Every version of a case, tensor by tensor, bit by bit. Returns how many tensors it has."""
+        """Compares every version of a case, tensor by tensor, bit by bit. Returns the number of tensors."""
         versions = sorted(os.listdir(os.path.join(self.expected, case)))
         assert versions
         for version in versions:

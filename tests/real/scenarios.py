@@ -1,6 +1,5 @@
-"""The scenarios of every kind of real server. The servers take half a minute to start, so
-one world is made for a file of tests (its fixture w, of the servers of its fixture kind) and each test begins by switching it to where it
-wants it."""
+"""The scenarios for every kind of real server. Servers take half a minute to start, so one world is shared by a test file (its fixture w,
+with servers from its fixture kind), and each test begins by switching it to the version that it needs."""
 import errno
 import os
 import signal
@@ -26,7 +25,7 @@ class Ground:
     def __init__(self, *kinds):
         for kind in kinds:
             need_real(kind.package)
-        self.next = 100  # of the versions that a test makes
+        self.next = 100  # numbers of versions that tests make
         self.folders = unique("checkpoints")
         subprocess.run([sys.executable, os.path.join(HERE, "checkpoints.py"), self.folders], check=True, timeout=120,
                        stdin=subprocess.DEVNULL)
@@ -35,7 +34,7 @@ class Ground:
         self.publish(2, 2)
         self.mount = Mount(self.agent.url)
         self.mount.wait_version(MODEL, 2)
-        for version in (1, 2):  # the agent goes on to others and forgets these
+        for version in (1, 2):  # the agent forgets these when it publishes others
             self.mount.write(f"pull {version}", f"{MODEL}/ctl")
             self.mount.write(f"pin {version}", f"{MODEL}/ctl")
 
@@ -49,7 +48,7 @@ class Ground:
         return self.agent.publish(MODEL, version, self.folder(name), **kw)
 
     def another(self, name):
-        """Publishes it as a version of its own; returns its number."""
+        """Publishes the folder as a new version; returns its number."""
         self.next += 1
         self.publish(self.next, name)
         self.mount.wait_version(MODEL, self.next)
@@ -64,7 +63,7 @@ class Ground:
         self.mount.write(f"load {version} force-layout", f"{MODEL}/ctl")
 
     def refused(self, text, *names):
-        """The errno that a write fails with, as a name."""
+        """The errno's name of a write that must fail."""
         try:
             self.mount.write(text, *(names or (f"{MODEL}/version",)))
         except OSError as e:
@@ -75,7 +74,7 @@ class Ground:
         return self.mount.text(f"{MODEL}/last_error")
 
     def engine(self, name, server, options=""):
-        """Registers a server, or a proxy, for the length of a test."""
+        """Registers a server, or a proxy, for the duration of a test."""
         self.mount.write(f"engine add {name} {server.kind} {server.url} {options}", f"{MODEL}/ctl")
         at_end(lambda: self.mount.write(f"engine remove {name}", f"{MODEL}/ctl"))
 
@@ -84,12 +83,12 @@ class Ground:
 
 
 class World(Ground):
-    """With a server on the mount's version 1, and what fresh servers answer."""
+    """A server on the mount's version 1, and the answers of fresh servers."""
 
     def __init__(self, kind):
         super().__init__(kind)
         self.kind = kind
-        # The references. Those servers stay: they are the ones on ordinary folders.
+        # The reference servers are on ordinary folders and keep running.
         self.ordinary = {v: kind(self.folder(v), *kind.uncached).wait() for v in (1, 2)}
         self.answers = {v: s.answers() for v, s in self.ordinary.items()}
         self.score = {v: s.score(PROMPTS[2]) for v, s in self.ordinary.items()}
@@ -97,7 +96,7 @@ class World(Ground):
         self.server = kind(self.path(1), *kind.uncached).wait()
 
     def need_kind(self):
-        # There is no server at that port: a kind that is known fails later.
+        # No server listens at that port: a known kind fails later.
         if self.refused(f"engine add none {self.kind.kind} http://127.0.0.1:1", f"{MODEL}/ctl") == "EINVAL":
             pytest.skip(f"this wsync knows no kind of engine named {self.kind.kind}")
 
@@ -106,16 +105,16 @@ class World(Ground):
 
 
 def next_tokens(server):
-    """Log probabilities of what comes next: the part of an answer that a cached prefix changes."""
+    """Log probabilities of the next tokens: the part of an answer that a cached prefix changes."""
     return [server.complete(prompt, 1)[1][0] for prompt in PROMPTS]
 
 
 def judge(w, stream, switches, pause):
-    """Is each answer one of a version that was served while it was asked for?"""
+    """Whether each answer equals that of a version served while it was requested."""
     assert not stream.lost, (len(stream.lost), stream.lost[:3])
 
     def served(start, end):
-        last = [*(end for _, end, _ in switches[1:]), float("inf")]  # until the next switch was over
+        last = [*(end for _, end, _ in switches[1:]), float("inf")]  # until the next switch had finished
         return {v for (begin, _, v), until in zip(switches, last) if begin <= end and start <= until}
 
     seen = dict.fromkeys(w.score, 0)
@@ -133,7 +132,7 @@ def judge(w, stream, switches, pause):
     for i, (versions, _, answer) in enumerate(texts):
         if any(distance(answer, scores[v][i]) < CLOSE for v in versions):
             whole += 1
-        else:  # it began as one version and went on as another
+        else:  # it began with one version and continued with another
             assert len(versions) > 1, (versions, {v: distance(answer, s[i]) for v, s in scores.items()})
             assert any(abs(answer[0] - scores[v][i][0]) < CLOSE for v in versions)
             straddled += 1
@@ -145,12 +144,12 @@ def judge(w, stream, switches, pause):
 
 
 def test_fresh(w):
-    "a server started on the mount answers bit for bit what one on an ordinary folder does"
+    "a server started on the mount answers bit for bit like one on an ordinary folder"
     w.check(w.server, 1)
 
 
 def test_first_gate(w, kind):
-    "nothing was switched yet: what the engine was started on is what a version is compared with"
+    "before the first switch a version is compared with the one that the engine was started on"
     w.need_kind()
     w.publish(3, "missing")
     w.mount.wait_version(MODEL, 3)
@@ -163,7 +162,7 @@ def test_first_gate(w, kind):
 
 
 def test_switch(w, kind):
-    "switched forth and back, servers from the mount and from a folder answer as fresh ones do"
+    "after switches in both directions servers on the mount and on a folder answer like fresh ones"
     w.need_kind()
     w.engine("e1", w.server)
     w.engine("e2", w.ordinary[1])
@@ -179,7 +178,7 @@ def test_switch(w, kind):
 
 
 def test_paused(w, kind):
-    "a request that comes while weights are loaded waits, and is answered by the new version"
+    "a request that arrives during a load waits, and the new version answers it"
     w.need_kind()
     early, late = [], []
 
@@ -203,7 +202,7 @@ def test_paused(w, kind):
 
 
 def test_stream(w, kind):
-    "requests go on through switches: none is lost, each is of one version or straddles a switch"
+    "requests continue during switches: none is lost, each is answered by one version or straddles a switch"
     w.need_kind()
     for pause in kind.lossless:
         with scope():
@@ -221,7 +220,7 @@ def test_stream(w, kind):
 
 
 def test_gate(w, kind):
-    "a version that lacks a tensor, has another shape or type is refused before the server hears of it"
+    "a version with a missing tensor or another shape or dtype is refused before the server is contacted"
     w.need_kind()
     proxy = Proxy(w.server)
     w.engine("e1", proxy)
@@ -240,7 +239,7 @@ def test_gate(w, kind):
 
 
 def test_forced(w):
-    "force-layout: another dtype is cast, a missing tensor makes a mix; the way back leaves nothing of it"
+    "force-layout: another dtype is cast, a missing tensor gives a mix; switching back leaves nothing of it"
     w.need_kind()
     w.engine("e1", w.server)
     w.switch(1)
@@ -251,7 +250,7 @@ def test_forced(w):
         assert w.mount.text(f"{MODEL}/version") == f"{version}\n" and w.server.serves() == str(version)
         assert w.engines()["e1"].startswith(f"serving {version} "), w.engines()
         if name == "dtype":
-            w.check(w.server, 2)  # it is that version, in wider numbers
+            w.check(w.server, 2)  # the same version, in wider numbers
         else:
             mixed = w.server.score(PROMPTS[2])
             assert all(distance(mixed, score) > CLOSE for score in w.score.values())
@@ -266,7 +265,7 @@ def test_killed(w, kind):
     victim = w.ordinary[2]
 
     def freeze():
-        """The load has been asked for and cannot end."""
+        """The load was requested and cannot end."""
         for pid in victim.workers():
             os.kill(pid, signal.SIGSTOP)
         threading.Timer(1, victim.kill).start()
@@ -288,7 +287,7 @@ def test_killed(w, kind):
 
 
 def test_late(w, kind):
-    "a server started before a switch and added after it is caught up; its prefix cache holds nothing old later"
+    "a server started before a switch and added after it is reconciled; its prefix cache keeps nothing old"
     w.need_kind()
     w.engine("e1", w.server)
     w.switch(1)
@@ -304,7 +303,7 @@ def test_late(w, kind):
             w.switch(version)
         version = version or 2
         w.check(w.server, version)
-        for _ in range(2):  # the second time from the cache
+        for _ in range(2):  # from the cache the second time
             got = next_tokens(late)
             assert distance(got, next_tokens(w.server)) < CLOSE, (version, got)
     assert w.engines()["late"].startswith("serving 2 "), w.engines()

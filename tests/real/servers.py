@@ -1,5 +1,5 @@
-"""Real vLLM and SGLang servers on a folder: started, asked, stopped, killed; and what stands between them and
-wsync (Proxy) or asks them while they are switched (Stream). All of it ends with the test's stack."""
+"""Real vLLM and SGLang servers on a folder: started, queried, stopped, killed; a proxy between them and wsync (Proxy), and requests during
+switches (Stream). All of it ends with the test's stack."""
 import contextlib
 import http.client
 import http.server
@@ -19,9 +19,9 @@ from world import at_end, free_port, need_fuse, unique, wait_for
 HERE = os.path.dirname(os.path.abspath(__file__))
 START_SECONDS = 240
 ASK_SECONDS = 90
-# What is asked of every version: the log probabilities of these tokens, and of what the model says next.
+# The requests to every version: log probabilities of these tokens, and of the generated ones.
 PROMPTS = ([5, 17, 300, 42, 7], [9, 8, 7], list(range(20, 60)))
-CLOSE = 0.1  # of log probabilities: other batches round otherwise; versions differ by whole numbers
+CLOSE = 0.1  # of log probabilities: other batches round differently; versions differ by whole numbers
 
 
 def need_real(package):
@@ -31,14 +31,14 @@ def need_real(package):
 
 
 def distance(a, b):
-    """The largest difference of two answers; infinite where they are of other lengths."""
+    """The largest difference of two answers; infinite if their lengths differ."""
     if len(a) != len(b):
         return float("inf")
     return max((abs(x - y) for x, y in zip(a, b)), default=0.0)
 
 
 def freeze(pids, seconds):
-    """They go on by themselves."""
+    """Stops the processes; they are continued at the end."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     threading.Timer(seconds, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids]).start()
@@ -49,7 +49,7 @@ class Refused(Exception):
 
 
 class Server:
-    """One server. A subclass says how it is started (command, environment) and asked (score, complete)."""
+    """One server. A subclass defines how it is started (command, environment) and queried (score, complete)."""
 
     def __init__(self, folder, *options, port=None):
         self.port, self.key = port or free_port(), None
@@ -72,7 +72,7 @@ class Server:
         return False
 
     def wait(self):
-        """Until it answers; returns itself."""
+        """Waits until it answers; returns itself."""
         try:
             wait_for(lambda: self.healthy() or not self.alive(), "the server", START_SECONDS)
             if not self.alive():
@@ -88,7 +88,7 @@ class Server:
         return self.process.poll() is None
 
     def workers(self):
-        """Process ids of all that the server started, but for Python's own trackers of what is to be removed."""
+        """Ids of all processes that the server started, except Python's resource trackers."""
         parents, trackers = {}, set()
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as f, open(f"/proc/{pid}/cmdline", "rb") as line:
@@ -101,7 +101,7 @@ class Server:
         return [pid for pid in found if pid not in trackers]
 
     def shared(self):
-        """Shared memory by name that its processes have mapped; killed, they leave it."""
+        """Named shared memory that its processes have mapped; killed processes leave it behind."""
         found = set()
         for pid in [*self.workers(), self.process.pid]:
             with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as f:
@@ -109,9 +109,9 @@ class Server:
         return found
 
     def kill(self, gently=False):
-        """kill -9, workers too; gently: only those that do not end by themselves."""
+        """kill -9, workers too; gently: only processes that do not end by themselves."""
         if not self.alive():
-            return  # its process ids may be another's by now
+            return  # its process ids may have been reused by now
         workers, shared = self.workers(), self.shared()
         if gently:
             self.process.terminate()
@@ -131,7 +131,7 @@ class Server:
         self.kill(gently=True)
 
     def call(self, path, body=None, seconds=ASK_SECONDS, post=False):
-        """The reply's text, as JSON where it is that."""
+        """The reply, parsed as JSON if possible."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
         with contextlib.closing(connection):
             data = None if body is None else json.dumps(body)
@@ -149,7 +149,7 @@ class Server:
             return text
 
     def answers(self):
-        """All that a version answers, to be compared bit for bit: requests come one by one."""
+        """All answers of a version, for a bitwise comparison: requests are sent one at a time."""
         return [p for prompt in PROMPTS for p in [*self.score(prompt), *self.complete(prompt, 8)[1]]]
 
 
@@ -166,9 +166,9 @@ class SGLang(Server):
                 "--device", "cpu", "--dtype", "bfloat16", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
                 "--grammar-backend", "none", "--disable-cuda-graph", "--disable-overlap-schedule", "--context-length", "256",
                 "--max-total-tokens", "2048", "--max-running-requests", "8", "--mem-fraction-static", "0.2",
-                "--skip-server-warmup", "--sleep-on-idle"]  # idle ones would take a core each
+                "--skip-server-warmup", "--sleep-on-idle"]  # idle ones would use a core each
 
-    uncached = ("--disable-radix-cache",)  # bit for bit: a cached prefix is computed in other batches
+    uncached = ("--disable-radix-cache",)  # for bitwise equality: a cached prefix is computed in other batches
     cached = ()
 
     def generate(self, prompt, tokens, **more):
@@ -176,11 +176,11 @@ class SGLang(Server):
             "temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}})
 
     def score(self, prompt):
-        """Log probabilities of the prompt's tokens but the first."""
+        """Log probabilities of the prompt's tokens except the first."""
         return [p for p, *_ in self.generate(prompt, 1, logprob_start_len=0)["meta_info"]["input_token_logprobs"][1:]]
 
     def complete(self, prompt, tokens):
-        """The tokens that follow, and their log probabilities."""
+        """The generated tokens and their log probabilities."""
         reply = self.generate(prompt, tokens)
         assert reply["meta_info"]["finish_reason"]["type"] == "length", reply["meta_info"]
         return reply["output_ids"], [p for p, *_ in reply["meta_info"]["output_token_logprobs"]]
@@ -199,7 +199,7 @@ class VLLM(Server):
                 "VLLM_NO_USAGE_STATS": "1"}
 
     def command(self, folder):
-        # `vllm serve` does not start in the build for CPUs: it asks for the version of a package named vllm.
+        # `vllm serve` does not start in the CPU build: it requires a package named vllm.
         return ["-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--served-model-name", "m",
                 "--host", "127.0.0.1", "--port", str(self.port), "--dtype", "bfloat16", "--enforce-eager",
                 "--max-model-len", "256", "--max-num-seqs", "8"]
@@ -225,14 +225,14 @@ class VLLM(Server):
         return self.call("/weight_info")["weight_version"].split("@")[0]
 
     def reload(self, folder):
-        """What a user without wsync's switch does. Nothing is resumed after a load that failed."""
+        """What a user without wsync's switch does. Nothing is resumed after a failed load."""
         self.call("/pause?mode=keep", post=True)
         self.call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}, "timeout": 60})
         self.call("/resume", post=True)
 
 
 def installed():
-    """A folder for PYTHONPATH with the package as pip installs it, entry points and all; the environment of vLLM is left alone."""
+    """A folder for PYTHONPATH with the package as pip installs it, with entry points; vLLM's own environment is not changed."""
     for module in ("cffi", "setuptools"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
@@ -254,7 +254,7 @@ class WithWsync(VLLM):
         return {**super().environment(), "PYTHONPATH": self.target, **self.more}
 
     def update(self, info):
-        """What a trainer does, paused as it has to be. It is resumed whatever comes: every state has to serve."""
+        """A trainer's update, paused as required. The server is resumed in any case: every state must be able to serve."""
         self.call("/pause?mode=keep", post=True)
         try:
             self.call("/start_weight_update", post=True)
@@ -264,7 +264,7 @@ class WithWsync(VLLM):
             self.call("/resume", post=True)
 
     def rpc(self, method, **kwargs):
-        """A result of each worker."""
+        """The result of each worker."""
         return self.call("/collective_rpc", {"method": method, "kwargs": kwargs, "timeout": 60})["results"]
 
     def load(self, path, **kwargs):
@@ -295,8 +295,8 @@ class SGLangWithWsync(SGLang):
 
 
 class Proxy:
-    """Stands before a server: notes each path, and calls before[path] before it hands on a request to it. key: goes
-    with POST requests instead of the one that was sent."""
+    """A proxy before a server: records each path, and calls before[path] before it passes such a request on. key: replaces the key of POST
+    requests."""
 
     def __init__(self, server, before=None):
         self.server, self.kind, self.before, self.seen, self.key = server, server.kind, {} if before is None else before, [], None
@@ -312,7 +312,7 @@ class Proxy:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 proxy.before.get(path, lambda: None)()
                 upstream = http.client.HTTPConnection("127.0.0.1", server.port, timeout=ASK_SECONDS)
-                self.close_connection = True  # also the sign of a server that died
+                self.close_connection = True  # also for a server that died
                 headers = {name: self.headers[name] for name in ("Content-Type", "Authorization") if self.headers[name]}
                 if proxy.key and self.command == "POST":
                     headers["Authorization"] = f"Bearer {proxy.key}"
@@ -341,7 +341,7 @@ class Proxy:
 
 
 class Stream:
-    """Requests without a break, short and long ones, until end(). Each is kept with when it was under way."""
+    """Continuous requests, short and long ones, until end(). Each is recorded with its time."""
 
     LONG = 40  # tokens: some hundred milliseconds, longer than a switch
 
@@ -358,7 +358,7 @@ class Stream:
             start = time.monotonic()
             try:
                 one(start)
-            except Exception as e:  # whatever it was, the answer is lost
+            except Exception as e:  # whatever the error, the answer is lost
                 self.lost.append(repr(e))
             time.sleep(0.01)
 
@@ -372,11 +372,11 @@ class Stream:
         self.texts.append((start, time.monotonic(), tokens, answer))
 
     def settle(self):
-        """Until a text and some scores were asked for and answered from here on, however slow the server is, or one is lost."""
+        """Waits until a text and some scores were requested and answered after the call, however slow the server is, or one is lost."""
         now = time.monotonic()
         answered = lambda of: sum(start >= now for start, *_ in list(of))
         wait_for(lambda: self.lost or answered(self.scores) >= 2 and answered(self.texts), "answers between two switches",
-                 2 * ASK_SECONDS)  # of the text that was under way, and of the next
+                 2 * ASK_SECONDS)  # of the text in progress, and the next
 
     def end(self):
         self.over.set()

@@ -1,4 +1,4 @@
-"""A trainer that shares versions on the stand-in driver's GPUs, and what engines need to open them there."""
+"""A trainer that shares versions on the stand-in driver's GPUs, and the environment in which engines can open them."""
 import json
 import os
 import subprocess
@@ -35,7 +35,7 @@ for line in sys.stdin:
 
 
 def need_driver():
-    """The runner builds no test programs for real engines alone."""
+    """The runner does not build test programs for the real engines alone."""
     made = subprocess.run(["make", "-s", "-C", os.environ["ROOT"], os.path.relpath(FAKE, os.environ["ROOT"])], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, check=False, timeout=120)
     if not os.path.exists(FAKE):
@@ -60,8 +60,8 @@ class Trainer:
 
 
 class Shared(Ground):
-    """Versions 1 and 2 by one mount, an engine on 1, and what fresh ones answer on each; shared versions by ``near``, a mount that
-    knows the agent as one of its own host. It holds the slots of what it loaded."""
+    """Versions 1 and 2 on one mount, an engine on 1, and the answers of fresh servers on each; shared versions on ``near``, a mount with
+    the agent's socket as its source, which holds the slots that it loaded."""
 
     agent_options = ("--slots", "8")
 
@@ -85,7 +85,7 @@ class Shared(Ground):
         assert self.server.answers() == self.answers[version], f"other answers than a fresh server on {version}"
 
     def share(self, trainer, name, **how):
-        """A new version of that folder's tensors; its path on the near mount."""
+        """A new version with that folder's tensors; its path on the near mount."""
         self.next += 1
         trainer.offload(self.next, self.folder(name), **how)
         self.near.wait_version(MODEL, self.next)

@@ -1,6 +1,6 @@
 # timeout: 900
-"""wsync.BroadcastSender over gloo: real SGLang (its weight-update group) and vLLM (the back end `wsync`) answer as servers that were
-started on that version. Stand-ins: a member that dies, hangs or refuses ends the group in time, and no engine is resumed on a part."""
+"""wsync.BroadcastSender over gloo: real SGLang (its weight-update group) and vLLM (the back end `wsync`) answer like servers started on that
+version. Stand-in servers: a member that dies, hangs or refuses ends the group in time, and no engine is resumed on a partial version."""
 import contextlib
 import errno
 import hashlib
@@ -30,7 +30,7 @@ def need(name):
 
 @pytest.fixture(autouse=True, scope="module")
 def package():
-    """The package, installed for servers and for this process."""
+    """The package, installed for servers and this process."""
     need("torch")
     target = WithWsync.target = SGLangWithWsync.target = installed()
     with pytest.MonkeyPatch.context() as patch:
@@ -85,7 +85,7 @@ def sums(weights):
 
 
 def test_stand_ins():
-    "two members, several chunks: every byte arrives; the group is used again for the next version"
+    "two members, several buckets: every byte arrives; the next version uses the group again"
     a, b = StandIn(), StandIn()
     s = sender(("sglang", a.url, None), ("sglang", b.url, None))
     for seed, version in ((1, "1@r"), (2, "2@r")):
@@ -102,7 +102,8 @@ def test_stand_ins():
 
 
 def test_older():
-    "beside a release that was not tried with buckets each tensor goes by itself; where it says no folder that is seen here, layout= is compared with"
+    """for a release older than the first one tested with buckets, tensors are sent one by one; if its folder is not on this host, layout= is
+    compared"""
     a, b = StandIn(folder="hub/name"), StandIn(release="0.4.9", folder="hub/name")
     weights = weights_of(1)
     results = sender(("sglang", a.url, None), ("sglang", b.url, None)).send(weights, "1@r")
@@ -114,7 +115,7 @@ def test_older():
 
 
 def test_incomplete():
-    "what lacks a tensor, or has another shape, is not sent; what has no version neither"
+    "weights with a missing tensor or another shape are not sent; nor are weights without a version"
     import wsync
 
     a = StandIn()
@@ -138,7 +139,7 @@ def test_incomplete():
 
 
 def test_one_dies():
-    "one dies in the middle: both are errors in time, the other stays paused; then those that live get the next version"
+    "one member dies midway: both results are errors, in time, and the other engine stays paused; then the survivors get the next version"
     a, b = StandIn(), StandIn("--die-at", "2")
     s = sender(("sglang", a.url, None), ("sglang", b.url, None))
     began = time.monotonic()
@@ -155,7 +156,7 @@ def test_one_dies():
 
 
 def test_one_hangs():
-    "one takes no part: the group ends within its timeout"
+    "one member does not take part: the group ends within its timeout"
     a, b = StandIn(), StandIn("--hang-at", "2")
     s = sender(("sglang", a.url, None), ("sglang", b.url, None), timeout=3)
     began = time.monotonic()
@@ -166,7 +167,7 @@ def test_one_hangs():
 
 
 def test_one_refuses():
-    "one refuses its first update: what it says is the error of all, and none is resumed"
+    "one member refuses its first update: its answer is every engine's error, and none is resumed"
     a, b = StandIn(), StandIn("--refuse-at", "1")
     s = sender(("sglang", a.url, None), ("sglang", b.url, None))
     results = s.send(weights_of(1), "1@r")
@@ -174,8 +175,8 @@ def test_one_refuses():
     assert not a.state()["resumed_on"] and not b.state()["resumed_on"]
 
 
-def test_nobody():
-    "no server there: an error for it, the others are sent to; a kind that is unknown is refused"
+def test_no_server():
+    "without a server at a URL that engine's result is an error and the others are sent to; an unknown kind is refused"
     import wsync
 
     a = StandIn()
@@ -190,13 +191,13 @@ def test_nobody():
 
 
 class World(Ground):
-    """A real SGLang and a real vLLM on version 1, and what fresh servers answer on each."""
+    """A real SGLang and a real vLLM on version 1, and the answers of fresh servers on each version."""
 
     def __init__(self):
         super().__init__(SGLang, VLLM)
         self.answers = {}
         for kind in (SGLang, VLLM):
-            with scope():  # one after the other: memory
+            with scope():  # one after the other, to save memory
                 self.answers[kind.kind] = kind(self.folder(2), *kind.uncached).wait().answers()
         self.sglang = SGLangWithWsync(self.path(1), *SGLang.uncached)
         self.vllm = WithWsync(self.path(1), *VLLM.uncached, "--weight-transfer-config", '{"backend": "wsync"}')
@@ -209,7 +210,7 @@ class World(Ground):
 
 
 def test_real(w):
-    "SGLang and vLLM in one group: both answer as fresh servers on version 2 do"
+    "SGLang and vLLM in one group: both answer like fresh servers on version 2"
     import wsync
 
     both = (("sglang", w.sglang.url, None), ("vllm", w.vllm.url, None))
@@ -224,7 +225,7 @@ def test_real(w):
 
 
 def test_real_refused(w):
-    "vLLM refuses a version that lacks a tensor and serves what it did; by path it loads what is whole"
+    "vLLM refuses a version with a missing tensor and serves the previous one; with path= it loads the complete version"
     import wsync
 
     s = sender(("vllm", w.vllm.url, None), timeout=20)
@@ -232,7 +233,7 @@ def test_real_refused(w):
     with wsync.open(w.folder("missing"), "torch") as weights:
         results = s.send(weights, version="9")
         assert "missing model.layers.1.mlp.down_proj.weight" in str(results[0].error) and results[0].error.errno == errno.EPROTO, results
-        s = sender(("vllm", w.vllm.url, None), timeout=20, layout=w.folder("missing"))  # so that it is vLLM that finds it
+        s = sender(("vllm", w.vllm.url, None), timeout=20, layout=w.folder("missing"))  # so that vLLM finds the difference
         results = s.send(weights, version="9")
     assert not results[0].ok and "missing model.layers.1.mlp.down_proj.weight" in str(results[0].error), results
     assert "serves what it did before" in str(results[0].error), results

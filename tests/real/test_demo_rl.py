@@ -1,5 +1,5 @@
 # timeout: 900
-"""`make demo-rl` with few steps: what it claims holds; interrupted, or killed itself, it leaves nothing behind."""
+"""`make demo-rl` with few steps: its claims hold; interrupted or killed, it leaves nothing behind."""
 import contextlib
 import importlib.util
 import os
@@ -28,7 +28,7 @@ def descendants(pid):
 
 
 def running():
-    """Processes that the demo has started, by what is in their environment."""
+    """Processes that the demo has started, recognized by their environment."""
     found, mark = [], f"TESTDIR={TESTDIR}/wsync-rl.".encode()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as f:
@@ -38,7 +38,7 @@ def running():
 
 
 class Demo:
-    """The demo in a process group of its own, as a shell starts it."""
+    """The demo in its own process group, as a shell starts it."""
 
     def __init__(self, *args):
         self.said = ""
@@ -47,7 +47,7 @@ class Demo:
         at_end(self.stop)
 
     def stop(self):
-        """As Ctrl-C does; what does not end by itself is killed."""
+        """Like Ctrl-C; kills what does not end by itself."""
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(END_SECONDS)
@@ -56,7 +56,7 @@ class Demo:
                 os.kill(pid, signal.SIGKILL)
 
     def kill_one(self, word):
-        """kill -9 of the one that has the word in its command line; was there one?"""
+        """kill -9 of the process with the word in its command line; returns whether there was one."""
         for pid in descendants(self.process.pid):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as f:
                 if word in f.read():
@@ -65,7 +65,7 @@ class Demo:
         return False
 
     def hear(self, word, seconds):
-        """Reads until the word has been said; None: to the end."""
+        """Reads until the word was printed; None: to the end."""
         late = threading.Timer(seconds, self.stop)
         late.start()
         for line in self.process.stdout:
@@ -77,7 +77,7 @@ class Demo:
         assert in_time and (word is None or word in self.said), f"waited for {word or 'its end'}, {seconds} s at most:\n{self.said}"
 
     def ends(self, code, seconds=END_SECONDS):
-        """With that exit code, and nothing is left of it."""
+        """It ends with that exit code, and nothing is left of it."""
         self.hear(None, seconds)
         assert self.process.wait(END_SECONDS) == code, f"it ended with {self.process.returncode}, not {code}:\n{self.said}"
         assert not running(), (running(), self.said)
@@ -87,7 +87,7 @@ class Demo:
 
 
 def test_verdict():
-    "each claim that does not hold fails the demo: a flat reward, a difference that is no noise, a stale version that is not seen"
+    "each claim that does not hold fails the demo: a flat reward, a difference above noise, an undetected stale version"
     sys.path.insert(0, os.path.dirname(DEMO))
     spec = importlib.util.spec_from_file_location("demo_rl", DEMO)
     demo = importlib.util.module_from_spec(spec)
@@ -111,7 +111,7 @@ def test_verdict():
 
 
 def test_claims():
-    "four steps of a real run: switched, sampled, a version held back is seen, the reward rises"
+    "four steps of a real run: switched, sampled, a withheld version is detected, the reward rises"
     need_real("vllm")
     demo = Demo("--steps", "4", "--learning-rate", "1e-2")
     demo.ends(0, RUN_SECONDS)
@@ -131,7 +131,7 @@ def test_interrupted():
 
 
 def test_engine_ends():
-    "an engine that ends: said at once, with the ends of the logs, and nothing is left"
+    "an engine that ends is reported at once, with the ends of the logs, and nothing is left"
     need_real("vllm")
     demo = Demo()
     demo.hear("vLLM starts", SAY_SECONDS)
@@ -141,7 +141,7 @@ def test_engine_ends():
 
 
 def test_killed():
-    "the part that cleans up is killed while torch is loaded: nothing is left either"
+    "the cleanup process is killed while torch is loaded: nothing is left either"
     need_real("vllm")
     demo = Demo()
     demo.hear("Two ranks", SAY_SECONDS)
@@ -150,7 +150,7 @@ def test_killed():
 
 
 def test_bad_options():
-    "options that make no sense are refused before anything is started"
+    "invalid options are refused before anything is started"
     need_real("vllm")
     for options in (("--steps", "2"), ("--hold", "0"), ("--steps", "5", "--hold", "6"), ("--learning-rate", "nan"), ("--engine", "x")):
         demo = Demo(*options)

@@ -1,5 +1,5 @@
 # timeout: 600
-"""One real vLLM and one real SGLang on one mount: a switch takes both along, or neither."""
+"""One real vLLM and one real SGLang on one mount: a switch switches both, or neither."""
 import os
 
 import pytest
@@ -12,7 +12,7 @@ KEY = "key-of-the-pair"
 
 
 class Pair(Ground):
-    """Both started on version 1 of the mount; SGLang asks for a key."""
+    """Both are started on version 1 of the mount; SGLang requires a key."""
 
     def __init__(self):
         super().__init__(VLLM, SGLang)
@@ -44,7 +44,7 @@ def w():
 
 
 def test_both(w):
-    "both go to version 2 and back in one switch, and answer alike on either"
+    "one switch takes both to version 2, another back, and they answer alike on either"
     w.add()
     scores = {}
     for version in (1, 2, 1):
@@ -56,8 +56,8 @@ def test_both(w):
 
 
 def test_refused_by_one(w):
-    "force-layout on a tensor too many: vLLM fails of it, SGLang has loaded it; both are back on the old version"
-    w.add()  # anew: vLLM does not say where it has loaded from
+    "force-layout with an extra tensor: vLLM fails, SGLang has loaded it; both are rolled back"
+    w.add()  # added again: vLLM does not report the path that it loaded
     version = w.another("extra")
     assert w.refused(version) == "EPROTO"
     w.check_still_1()
@@ -71,7 +71,7 @@ def test_refused_by_one(w):
 
 
 def test_refused_by_the_other(w):
-    "SGLang does not see the mount where it was said to be, vLLM has loaded: both are back on the old version"
+    "SGLang cannot see the mount at the given prefix, vLLM has loaded: both are rolled back"
     w.add(sglang="prefix=/not/there")
     assert w.refused(2) == "EREMOTEIO"
     assert "engine sglang" in w.last_error(), w.last_error()
@@ -79,7 +79,7 @@ def test_refused_by_the_other(w):
 
 
 def test_death_of_one(w):
-    "force-layout on a wrong shape: SGLang dies of it, vLLM is back on the old version and goes on"
+    "force-layout with a wrong shape: SGLang dies, vLLM is rolled back and continues"
     w.add()
     w.switch(1)
     version = w.another("shape")

@@ -1,6 +1,6 @@
 # timeout: 900
-"""Two ranks of FSDP2 over gloo, one of which is killed in the middle of an offload: readers see whole versions only, the last
-one stays served, and the torchrun that is started then goes on. KILLS, KILLS_SEED."""
+"""Two FSDP2 ranks over gloo, one of which is killed in the middle of an offload: readers see complete versions only, the last one stays
+served, and the restarted torchrun continues. KILLS, KILLS_SEED."""
 import importlib.util
 import os
 import random
@@ -29,7 +29,7 @@ def right(version):
 
 
 def torchrun(agent, first, victim, share):
-    """Until it has ended, which it does with an error. What it printed."""
+    """Runs torchrun, which must end with an error; returns its output."""
     home = unique("home")
     os.makedirs(home)
     env = dict(os.environ, PYTHONPATH=package(), WSYNC_AGENT=f"unix:{agent.sock}", HOME=home, OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1",
@@ -42,7 +42,7 @@ def torchrun(agent, first, victim, share):
 
 
 def test_killed():
-    "FSDP2 ranks that are killed in the middle of an offload, KILLS times"
+    "FSDP2 ranks are killed in the middle of an offload, KILLS times"
     need_fuse()
     for name in ("torch", "numpy"):
         if importlib.util.find_spec(name) is None:
@@ -63,7 +63,7 @@ def test_killed():
         models = agent.get("/v1/models")["models"]
         now = models[0]["newest"] if models else 0
         if "Signal 9 (SIGKILL)" not in said and "exitcode  : -9" not in said:
-            gloo += 1  # it aborts by itself now and then
+            gloo += 1  # gloo aborts by itself occasionally
             assert gloo < 4, said[-6000:]
             newest = now
             continue

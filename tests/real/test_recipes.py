@@ -1,6 +1,6 @@
 # timeout: 900
-"""The recipes of backends/python/README.md that can be run here: the framework's own trainer publishes by the call that
-its recipe adds, and the mounted files are what it saves itself."""
+"""The recipes of backends/python/README.md that can run here: the framework's own trainer publishes with the call that its recipe adds, and
+the mounted files equal those that the framework saves."""
 import os
 import subprocess
 import sys
@@ -31,8 +31,8 @@ def test_trl_vllm():
     start = os.path.join(folders, "1")
     g.agent.publish("vllm", 1, start)
     g.mount.wait_version("vllm", 1)
-    # In float32: with bfloat16 vLLM takes AMX, and on some virtual machines a worker of vLLM 0.32 that has reloaded its weights and was
-    # idle for some seconds dies of an illegal instruction there, wsync or not.
+    # float32: with bfloat16 vLLM uses AMX, and on some virtual machines a worker of vLLM 0.32 that has reloaded its weights and was idle
+    # for some seconds then dies of an illegal instruction, with or without wsync.
     server = VLLM(g.mount.file("vllm", 1), "--dtype", "float32", "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1").wait()
     g.mount.write(f"engine add v1 vllm {server.url}", "vllm/ctl")
     g.mount.write("follow", "vllm/policy")

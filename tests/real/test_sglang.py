@@ -1,5 +1,5 @@
 # timeout: 1800
-"""A real SGLang on a mount, switched by wsync. Its reload is what the reference engine plays in the other tests."""
+"""A real SGLang on a mount, switched by wsync. The reference engine imitates its reload in the other tests."""
 
 import pytest
 
@@ -32,8 +32,8 @@ def w():
 
 
 def test_forced_shape(w):
-    "force-layout on a wrong shape: SGLang dies of it; the switch fails, the server is unknown, the version stays"
-    victim = w.ordinary[1]  # the last test of it
+    "force-layout with a wrong shape: SGLang dies; the switch fails, the server is unknown, the version stays"
+    victim = w.ordinary[1]  # the last test of this server
     w.engine("victim", victim)
     w.switch(1)
     version = w.another("shape")
@@ -46,9 +46,9 @@ def test_forced_shape(w):
 
 
 def test_keys(w):
-    "API key and admin key: a wrong one is refused with nothing paused, also one that is changed later; both switch it"
+    "API key and admin key: a wrong one is refused before a pause, also one that changes later; with the right ones the server switches"
     server = SGLang(w.path(1), *SGLang.uncached, "--api-key", API_KEY, "--admin-api-key", ADMIN_KEY,
-                    "--weight-loader-disable-mmap")  # it reads files otherwise; the one of test_pair fetches them ahead
+                    "--weight-loader-disable-mmap")  # it reads files in another way; the server of test_pair prefetches them
     server.key = API_KEY
     server.wait()
     proxy = Proxy(server)

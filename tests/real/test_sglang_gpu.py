@@ -1,6 +1,6 @@
 # timeout: 900
-"""A real SGLang (on its CPU) with the package installed: its own /update_weights_from_disk, told by the mount's switch, takes tensors
-from the memory that a trainer shares on GPUs, by the stand-in driver, and from the files where that cannot be."""
+"""A real SGLang (on its CPU) with the package installed: its own /update_weights_from_disk, called by the mount's switch, takes tensors from
+the memory that a trainer shares on GPUs (stand-in driver), or from the files if that fails."""
 import pytest
 
 from scenarios import MODEL
@@ -27,14 +27,14 @@ def w():
 
 @pytest.fixture
 def near(w):
-    """The engine, at the near mount."""
+    """The engine, on the near mount."""
     w.near.write(f"engine add e1 sglang {w.server.url}", f"{MODEL}/ctl")
     yield
     w.near.write("engine remove e1", f"{MODEL}/ctl")
 
 
 def test_switch(w, near):
-    "the mount's switch loads shared versions from the GPUs; answers of a fresh server bit for bit; then the trainer has its memory back"
+    "the mount's switch loads shared versions from the GPUs, with a fresh server's answers bit for bit; then the trainer gets its memory back"
     for share in ("cuda_ipc", "packed_cuda_ipc"):
         with scope():
             t = Trainer(w.agent, w.target, share, w.folder(1))
@@ -51,7 +51,7 @@ def test_switch(w, near):
 
 
 def test_partial(w, near):
-    "a version of which a tensor is on the host only is loaded from its files, and the log says why"
+    "a version with a tensor only in host memory is loaded from its files, and the log says why"
     w.server.call("/update_weights_from_disk", {"model_path": w.path(2)})
     t = Trainer(w.agent, w.target, "cuda_ipc", w.folder(1))
     path = w.share(t, 1, host=["model.norm.weight"])

@@ -1,5 +1,5 @@
 # timeout: 300
-"""The Python package with a real PyTorch and vLLM: the tests of tests/python again, none of them skipped for want of those."""
+"""The Python package with a real PyTorch and vLLM: the tests of tests/python again, none skipped for the lack of them."""
 import os
 import subprocess
 import sys
@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: make test-real fe
 
 
 def test_package():
-    "all tests of the package pass; a GPU may be missing, and of frameworks JAX alone"
+    "all tests of the package pass; only a GPU and JAX may be missing"
     folder, results = unique("python"), unique("results") + ".xml"
     os.makedirs(folder)
     done = subprocess.run([sys.executable, "-m", "pytest", "-v", f"--junitxml={results}", os.path.join(ROOT, "tests/python")], timeout=280,

@@ -1,6 +1,6 @@
 # timeout: 900
-"""Ranks of real trainers publish through one agent, and the mounted files are what the frameworks say themselves:
-full_tensor(), save_pretrained(), GatheredParameters, the Hugging Face model that Megatron's was filled from."""
+"""Ranks of real trainers publish through one agent, and the mounted files equal the frameworks' own results: full_tensor(),
+save_pretrained(), GatheredParameters, the Hugging Face model that Megatron's was filled from."""
 
 from ground import compared, need
 

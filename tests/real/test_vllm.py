@@ -26,8 +26,8 @@ def test_reload(w):
 
 
 def test_incomplete(w):
-    "why there is a gate: vLLM takes a checkpoint without a tensor and serves a mix"
-    w.server.reload(w.folder("missing"))  # is version 2 but for what it lacks
+    "why there is a gate: vLLM accepts a checkpoint without a tensor and serves a mix"
+    w.server.reload(w.folder("missing"))  # equals version 2 except for the missing tensor
     mixed = w.server.score(PROMPTS[2])
     w.server.reload(w.path(1))
     w.check(w.server, 1)
@@ -35,7 +35,7 @@ def test_incomplete(w):
 
 
 def test_broken(w):
-    "a reload that failed leaves it paused; a good one from the mount brings it back"
+    "a failed reload leaves it paused; a good one from the mount repairs it"
     try:
         w.server.reload(w.folder("truncated"))
         raise AssertionError("vLLM took half a file")
@@ -47,7 +47,7 @@ def test_broken(w):
 
 
 def test_forced_shape(w):
-    "force-layout on a wrong shape: the switch fails, the server is brought back and answers as before"
+    "force-layout with a wrong shape: the switch fails, the server is rolled back and answers as before"
     w.engine("e1", w.server)
     w.switch(1)
     version = w.another("shape")
@@ -58,14 +58,14 @@ def test_forced_shape(w):
 
 
 def test_forced_head(w):
-    "force-layout on a shape that vLLM cannot recover from: it is broken, and no switch ever resumes it"
-    lost = w.ordinary[1]  # the last test of it
+    "force-layout with a shape that vLLM cannot recover from: it is broken, and no switch ever resumes it"
+    lost = w.ordinary[1]  # the last test of this server
     proxy = Proxy(lost)
     w.engine("lost", proxy)
     w.switch(1)
     version = w.another("head")
     proxy.seen.clear()
-    for text in (f"load {version} force-layout", "load 2"):  # the second is a good one
+    for text in (f"load {version} force-layout", "load 2"):  # the second load is a good one
         assert w.refused(text, f"{MODEL}/ctl") == "EREMOTEIO", w.engines()
         assert w.engines()["lost"].startswith("broken "), w.engines()
         assert "restart it" in w.engines()["lost"], w.engines()
@@ -75,9 +75,9 @@ def test_forced_head(w):
 
 
 def test_strategies(w):
-    "every way of reading files that vLLM has reads the mount: lazy, eager, prefetch"
+    "every file-reading strategy of vLLM works on the mount: lazy, eager, prefetch"
     for version, strategy in ((2, "eager"), (1, "prefetch"), (2, "lazy")):
-        with scope():  # one after the other: memory
+        with scope():  # one after the other, to save memory
             server = VLLM(w.path(version), *VLLM.uncached, "--safetensors-load-strategy", strategy).wait()
             w.check(server, version)
             server.reload(w.path(3 - version))

@@ -1,6 +1,6 @@
 # timeout: 1500
-"""wsync inside a real vLLM: the weight-transfer back end `wsync`, found by its entry point, and the worker extension, on two
-workers and on one. Their answers are those of a vLLM without them that was started on the same version."""
+"""wsync inside a real vLLM: the weight-transfer back end `wsync`, found by its entry point, and the worker extension, with two workers and
+with one. Their answers equal those of a vLLM without wsync that was started on the same version."""
 import glob
 import json
 import os
@@ -29,12 +29,12 @@ def refused(call, *args, **kwargs):
 
 
 class World(Ground):
-    """Two workers on the mount's version 1, and what a vLLM that knows nothing of wsync answers on version 2."""
+    """Two workers on the mount's version 1, and the answers of a vLLM without wsync on version 2."""
 
     def __init__(self):
         super().__init__(VLLM)
         WithWsync.target = installed()
-        with scope():  # one after the other: memory
+        with scope():  # one after the other, to save memory
             self.answers = {2: VLLM(self.folder(2), *VLLM.uncached, *TWO).wait().answers()}
         self.server = WithWsync(self.path(1), *VLLM.uncached, *TWO, "--weight-transfer-config", '{"backend": "wsync"}',
                                 "--worker-extension-cls", "wsync.vllm.Extension").wait()
@@ -44,10 +44,10 @@ class World(Ground):
 
     def check(self, version):
         assert self.server.answers() == self.answers[version], f"other answers than a fresh server on {version}"
-        assert not self.server.mapped(), self.server.mapped()  # a version's memory can go
+        assert not self.server.mapped(), self.server.mapped()  # the version's memory can be freed
 
     def same(self, version):
-        """The same by one request: there are many refusals."""
+        """The same by one request, because there are many refusals."""
         score = self.server.score(PROMPTS[0])
         assert score == self.answers[version][:len(score)], f"other answers than a fresh server on {version}"
 
@@ -62,7 +62,7 @@ def w():
 
 
 def test_update(w):
-    "start, update, finish: versions by number and by path, answers of a fresh server bit for bit, no file stays mapped"
+    "start, update, finish: versions by number and by path, a fresh server's answers bit for bit, no file stays mapped"
     for info, version in (({"target_version": 2}, 2), ({"path": w.path(1)}, 1), ({"path": w.folder(2)}, 2), ({"target_version": "1"}, 1),
                           ({"weights_path": w.path(2)}, 2)):
         w.server.update(info)
@@ -72,7 +72,7 @@ def test_update(w):
 
 
 def test_serving(w):
-    "the workers name the version they have, as the mount does"
+    "the workers name their version as the mount does"
     for version in (1, 2):
         w.server.update({"target_version": version})
         manifest = w.manifest(version)
@@ -82,12 +82,12 @@ def test_serving(w):
 
 
 def test_refused(w):
-    "back end: a tensor missing, extra, of another shape or type, half a file, no file: refused by name, answers as before"
+    "back end: a tensor missing, extra, of another shape or dtype, a truncated file, no file: refused by name, with the answers of before"
     w.server.update({"target_version": 1})
     for name, why in WRONG.items():
         said = refused(w.server.update, {"path": w.folder(name)})
         assert why in said and "nothing has changed" in said, said
-        assert w.server.rpc("check_health") == [None, None]  # each worker's own reply, not one of a call before
+        assert w.server.rpc("check_health") == [None, None]  # each worker's own reply, not that of an earlier call
         w.same(1)
     said = refused(w.server.update, {"target_version": 999})
     assert "No such file" in said, said
@@ -100,7 +100,7 @@ def test_refused(w):
 
 
 def test_extension(w):
-    "extension: the same by /collective_rpc; wsync_check says it without an error"
+    "extension: the same by /collective_rpc; wsync_check reports it without an error"
     assert [said["version"] for said in w.server.load(w.path(1))] == [1, 1]
     w.check(1)
     for name, why in WRONG.items():
@@ -117,7 +117,7 @@ def test_extension(w):
 
 
 def test_forced(w):
-    "force_layout: another type is cast; what does not fill every parameter is undone, also what vLLM alone does not recover from"
+    "force_layout: another dtype is cast; a version that does not fill every parameter is undone, also where vLLM alone cannot recover"
     w.server.update({"target_version": 1})
     lacks_key(w)
     for name, why in (("missing", f"1 of the model's parameters: {DAMAGED}"), ("nokey", "1 of the model's layers: model.layers.0.self_attn.qkv_proj"),
@@ -127,7 +127,7 @@ def test_forced(w):
             w.same(1)
         w.check(1)
     w.server.update({"path": w.folder("dtype"), "force_layout": True})
-    w.check(2)  # it is that version, in wider numbers
+    w.check(2)  # the same version, in wider numbers
     assert "was F32" in refused(w.server.update, {"target_version": 1})
     w.server.update({"target_version": 1, "force_layout": True})
     w.check(1)
@@ -155,7 +155,7 @@ def test_mount(w):
 
 
 def test_plain_kind(w):
-    "kind vllm, two workers: a reply that is late is waited for before the way back; after a load that failed none is believed"
+    "kind vllm, two workers: a late reply is waited for before the rollback; after a failed load no reply counts"
     w.server.load(w.path(1))
     proxy = Proxy(w.server)
     w.engine("two", proxy, "timeout=2 pause-timeout=20")
@@ -170,7 +170,7 @@ def test_plain_kind(w):
     w.check(1)
     version = w.another("shape")
     proxy.seen.clear()
-    for text in (f"load {version} force-layout", "load 2"):  # the second is a good one
+    for text in (f"load {version} force-layout", "load 2"):  # the second load is a good one
         assert w.refused(text, f"{MODEL}/ctl") == "EREMOTEIO", w.last_error()
         assert w.engines()["two"].startswith("broken "), w.engines()
         assert "restart it" in w.engines()["two"], w.engines()
@@ -183,7 +183,7 @@ def name_of(pid):
 
 
 def test_one_worker(w):
-    "one worker, made-up weights at the start: the first version is checked by what it fills; a reload of vLLM's own that failed is healed"
+    "one worker, started with dummy weights: the first version is checked by what it fills; a failed reload by vLLM itself is repaired"
     w.server.stop()
     lacks_key(w)
     bare = unique("bare")
@@ -196,7 +196,7 @@ def test_one_worker(w):
         said = refused(server.load, w.folder(name))
         assert why in said and "load a complete version" in said, said
         assert server.rpc("wsync_serving")[0]["broken"]
-        assert len(server.score(PROMPTS[0])) == len(PROMPTS[0]) - 1  # nonsense, but it lives
+        assert len(server.score(PROMPTS[0])) == len(PROMPTS[0]) - 1  # wrong answers, but it runs
     assert server.load(w.path(1))[0]["version"] == 1
     first = server.answers()
     assert distance(first, w.answers[1]) < CLOSE, distance(first, w.answers[1])
@@ -204,7 +204,7 @@ def test_one_worker(w):
     assert distance(server.answers(), first) > 10 * CLOSE
     for name in ("missing", "shape", "none"):
         assert WRONG[name] in refused(server.load, w.folder(name))
-    assert refused(server.reload, w.folder("head"))  # leaves it paused, and no reload of vLLM's own brings it back
+    assert refused(server.reload, w.folder("head"))  # it stays paused, and vLLM's own reloads do not repair it
     assert "lm_head" in refused(server.load, w.folder("head"))
     assert server.load(w.path(1))[0]["broken"] is None
     assert server.answers() == first

@@ -1,6 +1,6 @@
 # timeout: 900
-"""A real vLLM (on its CPU) loads versions from the memory that a trainer shares on GPUs, by the stand-in driver: its answers are those
-of a vLLM that was started on the version. What cannot be had there comes from the files, with the reason, or is refused."""
+"""A real vLLM (on its CPU) loads versions from the memory that a trainer shares on GPUs (stand-in driver): its answers equal those of a vLLM
+started on the version. What is not shared comes from the files, with the reason, or is refused."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def loads(w, share):
         said = w.load(path, "cuda_ipc")
         assert said["strategy"] == "cuda_ipc" and said["fallback"] is None and said["path"] == path and said["version"] == w.next, said
         w.check(name)
-        t.ask(unshare=5)  # nobody has it any more
+        t.ask(unshare=5)  # no process has it open any more
     said = w.load(w.path(1), "auto")
     assert said["strategy"] == "disk" and said["fallback"] is None, said
     w.check(1)
@@ -49,7 +49,7 @@ def w():
 
 
 def test_cuda_ipc(w):
-    "cuda_ipc: versions from the trainer's own memory, answers of a fresh server bit for bit, nothing is kept"
+    "cuda_ipc: versions from the trainer's own memory, a fresh server's answers bit for bit, no memory is kept"
     loads(w, "cuda_ipc")
 
 
@@ -59,7 +59,7 @@ def test_packed(w):
 
 
 def test_fallback(w):
-    "auto and cuda_ipc,disk: what is not shared, or only in part, comes from the files, and the answer says why; cuda_ipc alone refuses"
+    "auto and cuda_ipc,disk: a version that is not or only partly shared comes from the files, and the reply says why; cuda_ipc alone refuses"
     w.load(w.path(2), "disk")
     said = w.load(w.path(1), "cuda_ipc,disk")
     assert said["strategy"] == "disk" and "is not shared on a GPU" in said["fallback"], said
@@ -79,7 +79,7 @@ def test_fallback(w):
 
 
 def test_backend(w):
-    "the weight-transfer back end takes the strategy in its update_info; a shared version of another layout is refused, and undone"
+    "the weight-transfer back end accepts the strategy in its update_info; a shared version of another layout is refused, and undone"
     t = trainer(w, "cuda_ipc")
     path = w.share(t, 1)
     w.server.update({"path": path, "strategy": "cuda_ipc"})

@@ -1,6 +1,5 @@
-"""What the ranks of the trainers' tests share. A script is started by torchrun with the names of cases; of each it
-publishes versions under the case's name, and rank 0 saves what they must be by the framework's own means below
-$EXPECTED/CASE/VERSION."""
+"""Helpers of the trainers' ranks. torchrun starts a script with the names of cases; for each the script publishes versions under the case's
+name, and rank 0 saves the expected ones by the framework's own means below $EXPECTED/CASE/VERSION."""
 import os
 import sys
 import traceback
@@ -21,13 +20,13 @@ def rank():
 
 
 def publisher(case, source, version=1, folder=None, **options):
-    """Of a model whose config.json is that of version 1's expected folder, unless told otherwise."""
+    """A publisher of a model whose config.json is that of version 1's expected folder by default."""
     options.setdefault("hf_config", folder or os.path.join(EXPECTED, case, str(version)))
     return wsync.Publisher(case, source, start_agent=False, **options)
 
 
 def save(case, version, model, dtype=None):
-    """Rank 0's save_pretrained of a whole model; the others wait for it."""
+    """Rank 0's save_pretrained of an unsharded model; the others wait."""
     if rank() == 0:
         if dtype is not None:
             model = model.to(dtype)
@@ -36,7 +35,7 @@ def save(case, version, model, dtype=None):
 
 
 def gathered(model, template, full):
-    """A whole copy of a sharded model: template() with the tensors full(name, parameter) of each, on rank 0."""
+    """An unsharded copy of a sharded model on rank 0: template() filled with full(name, parameter)."""
     state = {n.replace("_fsdp_wrapped_module.", ""): full(n, p) for n, p in model.named_parameters()}
     if rank() != 0:
         return None
@@ -52,7 +51,7 @@ def batch(vocabulary, seed=0):
 
 
 def main(cases):
-    """Runs those that argv names; each prints one line on rank 0. An error ends all."""
+    """Runs the cases in argv; rank 0 prints a line for each. An error ends all."""
     try:
         for name in sys.argv[1:]:
             dist.barrier()
@@ -62,5 +61,5 @@ def main(cases):
                 print(f"done {name}", flush=True)
     except BaseException:
         traceback.print_exc()
-        os._exit(1)  # the others would wait for this rank
+        os._exit(1)  # the other ranks would wait for this one
     dist.destroy_process_group()

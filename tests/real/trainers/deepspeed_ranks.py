@@ -9,7 +9,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 import wsync
 from common import batch, gathered, main, publisher, save
 
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else compiled at the first start, for 45 s
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else compiled at the first start, which takes 45 s
 deepspeed.init_distributed("gloo")
 VOCABULARY = 101
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=40, intermediate_size=73, num_hidden_layers=2, num_attention_heads=4,
@@ -27,8 +27,8 @@ def moe():
 
 
 def hand_out_copies(optimizer):
-    """DeepSpeed's accessor as it is where masters are on another device than parameters: what it returns is a copy that nobody keeps.
-    Here all copies are in one place, as memory that was freed is used again."""
+    """DeepSpeed's accessor if masters are on another device than parameters: it returns temporary copies. Here all copies are in one
+    place, as if freed memory were reused."""
     arena, original = torch.empty(1 << 20), optimizer.get_local_fp32_param
 
     def copied(*args, **kwargs):
@@ -39,7 +39,7 @@ def hand_out_copies(optimizer):
 
 
 def train(case, stage, make=dense, master=False, frozen=(), copies=False, **zero):
-    """One version after two steps, and one after a third."""
+    """One version after two steps, and another after a third."""
     config = {
         "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

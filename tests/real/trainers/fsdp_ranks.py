@@ -44,12 +44,12 @@ def full(_, p):
 
 
 def whole(case, model, make, version, dtype):
-    """What the version must be, put together by the framework's own collectives."""
+    """The expected version, gathered by the framework's own collectives."""
     save(case, version, gathered(model, make, full), dtype)
 
 
 def train(case, model, make, dtype=None, after=None, full_of=None, **options):
-    """Two versions with a step between. after: what is done to the model before the second offload."""
+    """Two versions with a step in between. after: changes the model before the second offload."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     save(case, 1, make() if rank() == 0 else None, dtype)
     pub = publisher(case, wsync.fsdp(model), dtype=dtype, **options)
@@ -105,7 +105,7 @@ def case_tied(case):
 
 
 def case_unsharded(case):
-    "a forward without a backward leaves the root's parameters whole"
+    "a forward without a backward leaves the root's parameters unsharded"
     def look(model):
         model.eval()
         with torch.no_grad():
@@ -199,7 +199,7 @@ def case_manual(case):
     for i, (mesh, placements) in enumerate(layouts):
         expected[f"t{i}"], tensors[f"t{i}"] = g + i, distribute_tensor(g + i, mesh, placements)
     few = torch.arange(2.0)
-    expected["few"], tensors["few"] = few, distribute_tensor(few, one, [Shard(0)])  # most ranks hold nothing
+    expected["few"], tensors["few"] = few, distribute_tensor(few, one, [Shard(0)])  # most ranks hold none of it
     expected["t"], tensors["t"] = g.t().contiguous(), distribute_tensor(g.t(), one, [Shard(0)])
     expected["plain"] = tensors["plain"] = g.clone()
     expected["strides"], tensors["strides"] = g.t().contiguous(), g.t()

@@ -1,5 +1,5 @@
-"""Ranks of FSDP2 whose weights follow from version and position: killed_ranks.py FIRST VICTIM SHARE. Publishes FIRST and the
-version after it, and in the middle of the third the victim is killed, SHARE of the time that an offload took after its begin."""
+"""FSDP2 ranks with weights computed from version and position: killed_ranks.py FIRST VICTIM SHARE. Publishes FIRST and the next version, and
+kills the victim in the middle of the third, after SHARE of an offload's duration."""
 import os
 import signal
 import sys
@@ -42,8 +42,8 @@ for version in (first, first + 1, first + 2):
     began = time.monotonic()
     pub.offload(version)
     seconds = time.monotonic() - began
-    fill(0)  # the weights are the trainer's again
+    fill(0)  # the weights may change again
     if version < first + 2:
         pub.wait_published(version)
         dist.barrier()
-signal.pause()  # torchrun ends it, or the timer does
+signal.pause()  # ended by torchrun, or by the timer

@@ -1,5 +1,5 @@
-"""Ranks of Megatron-core over gloo: megatron_ranks.py CASE... A random Hugging Face model is cut into Megatron's tensors
-here by concatenating and chunking whole tensors; that the cut is right is shown by the logits, which are the model's."""
+"""Ranks of Megatron-core over gloo: megatron_ranks.py CASE... A random Hugging Face model is split into Megatron's tensors here by
+concatenating and chunking whole tensors; equal logits show that the split is right."""
 import contextlib
 import os
 
@@ -7,7 +7,7 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"
 import torch
 import torch.distributed as dist
 
-torch.cuda.current_device = lambda: "cpu"  # what Megatron-core asks of a device, on a machine without one
+torch.cuda.current_device = lambda: "cpu"  # device functions that Megatron-core calls, for a machine without a GPU
 torch.Tensor.cuda = lambda self, *a, **k: self
 from megatron.core import parallel_state as ps
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -47,7 +47,7 @@ def hugging_face(moe, tied, bias):
 
 
 def megatron(tp, pp, ep, moe, tied, bias, head_dim, stage=None):
-    """A model chunk; stage: of how many this rank has (virtual pipeline stages), or None."""
+    """A model chunk; stage: the number of this rank's virtual pipeline stages, or None."""
     etp = 1 if ep > 1 else tp
     more = dict(num_moe_experts=E, moe_router_topk=2, moe_ffn_hidden_size=MOE_F, moe_router_load_balancing_type="none", moe_aux_loss_coeff=0.0,
                 moe_token_dispatcher_type="allgather", moe_permute_fusion=False) if moe else {}
@@ -129,7 +129,7 @@ def check_logits(chunks, hf):
     positions, mask = torch.arange(12)[None].expand(2, -1), torch.ones(12, 12).tril()[None, None] < 0.5
     with torch.no_grad():
         want = hf(input_ids=x).logits
-        for model in chunks:  # the layers' order goes over all ranks once for each virtual stage
+        for model in chunks:  # layers are assigned to all ranks in turn, once for each virtual stage
             if not model.pre_process:
                 hidden = torch.empty(12, 2, H)
                 dist.recv(hidden, ps.get_pipeline_model_parallel_prev_rank())
@@ -168,7 +168,7 @@ def case(tp, pp=1, ep=1, moe=False, tied=False, bias=False, virtual=False):
 
 
 def case_late(name):
-    """Two ranks with Megatron's own DDP, of which each updates its shard; the other one's is gathered when the next forward comes."""
+    """Two ranks with Megatron's own DDP; each updates its shard and gathers the other's during the next forward."""
     ps.initialize_model_parallel(1)
     hf = hugging_face(False, False, False)
     chunk = megatron(1, 1, 1, False, False, False, D)
@@ -177,7 +177,7 @@ def case_late(name):
     ddp = DistributedDataParallel(chunk.config, config, chunk)
     pub = None
     for version in (1, 2):
-        for group in ddp.bucket_groups:  # step(); before the second one a gather has run that nobody has asked for its end
+        for group in ddp.bucket_groups:  # step(); before the second one a gather has run that was not waited for
             if version == 2:
                 group.start_param_sync()
                 group.param_gather_handle.wait()
@@ -211,7 +211,7 @@ main({
     "tp1": case(1),
     "tp2": case(2),
     "late": case_late,
-    "tp4": case(4),  # 2 key and value heads on 4 ranks: groups are cut
+    "tp4": case(4),  # 2 key and value heads on 4 ranks: groups are split
     "tp2-bias": case(2, bias=True),
     "tp4-bias": case(4, bias=True),
     "pp2-tied": case(1, 2, tied=True),

@@ -16,7 +16,7 @@ from checkpoints import CONFIG, tokenizer
 from common import main, publisher, rank, save
 
 dist.init_process_group("gloo")
-CLOSE = 0.3  # of log probabilities: bfloat16 rounds; weights one step old are 1.2 apart
+CLOSE = 0.3  # of log probabilities: bfloat16 rounds; weights that are one step old are 1.2 apart
 
 
 class Publish(TrainerCallback):
@@ -39,20 +39,20 @@ class PublishMerged(Publish):
 
 
 def merged(model):
-    """A merged PEFT model's tensors by the names that they have in the base model's file."""
+    """A merged PEFT model's tensors under the base model's names."""
     named = ((n.removeprefix("base_model.model.").replace(".base_layer", "").replace("modules_to_save.default.", ""), p)
              for n, p in model.named_parameters() if model.prefix not in n and "original_module" not in n)
     return dict(named)
 
 
 def keep(case, version, model, dtype=None):
-    """What a version must be, by save_pretrained."""
+    """Saves the expected version by save_pretrained."""
     whole = copy.deepcopy(model)
     save(case, version, whole.merge_and_unload() if hasattr(whole, "merge_and_unload") else whole, dtype)
 
 
 class Keep(TrainerCallback):
-    """What each version must be; and that it is announced before the next."""
+    """Saves each expected version, and waits until it is announced before the next step."""
 
     def __init__(self, case, pub, dtype):
         self.case, self.pub, self.dtype = case, pub, dtype
@@ -102,7 +102,7 @@ def case_grpo_lora(case):
 
 
 def case_vllm(case):
-    """The recipe for vllm_mode="server". Version 1 is the checkpoint that was begun with."""
+    """The recipe for vllm_mode="server". Version 1 is the initial checkpoint."""
     model = Qwen3ForCausalLM.from_pretrained(os.environ["START"], dtype=torch.bfloat16)
     VLLMClient.init_communicator = lambda self, device=0: None
     with tempfile.TemporaryDirectory() as folder:
