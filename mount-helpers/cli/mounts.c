@@ -1,5 +1,6 @@
 #include "mount-helpers/cli/mounts.h"
 #include "transports/base/name.h"
+#include "transports/base/vector.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -10,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define FIRST_BYTES (64UL << 10) /* enough for most files of a mount */
 
 /* Calls visit with each wsync mount's folder until it says so; false: it never did. */
 static bool each_mount(bool (*visit)(const char *dir, void *arg), void *arg)
@@ -69,7 +72,7 @@ struct tally {
     char last[PATH_MAX];
 };
 
-static bool take(const char *dir, void *arg)
+static bool count_mount(const char *dir, void *arg)
 {
     struct tally *t = arg;
     if (t->n++ == 0 || strcmp(t->last, dir)) /* one that is mounted over a dead one counts once */
@@ -99,7 +102,7 @@ const char *mounts_pick(const struct cli_args *args)
         return mount;
     }
     struct tally t = {0};
-    each_mount(take, &t);
+    each_mount(count_mount, &t);
     if (t.n == 0)
         exit(cli_fail("no wsync mount on this machine; mount one with 'wsync mount SOURCE DIR', "
                       "or name it with --mount DIR"));
@@ -141,35 +144,24 @@ char *mounts_read(const char *format, ...)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return NULL;
-    size_t len = 0, cap = 1 << 16;
-    char *text = malloc(cap + 1);
-    for (ssize_t n; text && (n = read(fd, text + len, cap - len)) != 0;) {
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0) {
-            int saved = errno;
-            free(text);
-            close(fd);
-            errno = saved;
-            return NULL;
-        }
-        len += (size_t)n;
-        if (len == cap) {
-            char *more = realloc(text, 2 * cap + 1);
-            if (!more) {
-                free(text);
-                close(fd);
-                errno = ENOMEM;
-                return NULL;
-            }
-            text = more;
-            cap *= 2;
-        }
+    struct ws_bytes text = {0};
+    int rc = ws_bytes_reserve(&text, FIRST_BYTES);
+    for (ssize_t n = -1; rc == 0 && n != 0;) {
+        n = read(fd, text.ptr + text.len, text.cap - text.len);
+        if (n < 0 && errno != EINTR)
+            rc = -errno;
+        text.len += n > 0 ? (size_t)n : 0;
+        if (rc == 0)
+            rc = ws_bytes_reserve(&text, 1); /* for more, or for the NUL */
     }
     close(fd);
-    if (text)
-        text[len] = 0;
-    return text;
+    if (rc < 0) {
+        ws_bytes_reset(&text);
+        errno = -rc;
+        return NULL;
+    }
+    text.ptr[text.len] = 0;
+    return text.ptr;
 }
 
 int mounts_write(const char *path, const char *text)

@@ -1,6 +1,7 @@
 #include "tests/bench/trainer.h"
 #include "tests/bench/common.h"
 #include "transports/base/limits.h"
+#include "transports/base/vector.h"
 #include "transports/simd/copy.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,13 +52,10 @@ void *bench_memory(uint64_t bytes)
 void bench_add(struct bench_rank *r, const char *name, uint64_t rows, uint64_t columns, int shard)
 {
     uint64_t world = r->world_size ? r->world_size : 1, whole[2] = {rows, columns};
-    if (r->n == r->cap) {
-        r->cap = r->cap ? 2 * r->cap : 256;
-        r->params = realloc(r->params, r->cap * sizeof(*r->params));
-        r->names = realloc(r->names, r->cap * sizeof(*r->names));
-        if (!r->params || !r->names)
-            bench_fail("no memory for parameters");
-    }
+    r->params = ws_vector_room(r->params, r->n, sizeof(*r->params));
+    r->names = ws_vector_room(r->names, r->n, sizeof(*r->names));
+    if (!r->params || !r->names)
+        bench_fail("no memory for parameters");
     wsync_param *q = &r->params[r->n];
     *q = (wsync_param){.dtype = WSYNC_BF16, .n_dims = 2, .shape = {rows, columns}};
     if (world > 1) {

@@ -22,7 +22,7 @@ struct bench_rank {
     wsync_publisher *publisher;
     wsync_param *params;
     char (*names)[64];
-    size_t n, cap;
+    size_t n;
     unsigned rank, world_size;
     uint64_t version, bytes; /* bytes: of its sources */
 };

@@ -5,6 +5,7 @@
  * that have outlived their descriptors. Nothing is read with read(). */
 #include "backends/engine/reference/checkpoint_loader.h"
 #include "backends/engine/reference/sigbus_guard.h"
+#include "transports/base/vector.h"
 #include "transports/simd/copy.h"
 #include <dirent.h>
 #include <errno.h>
@@ -32,7 +33,7 @@ struct shard {
 };
 struct checkpoint {
     const char *path;
-    size_t n_shards, room;
+    size_t n_shards;
     struct shard *shards;
 };
 
@@ -40,16 +41,12 @@ struct checkpoint {
 
 static int add_shard(struct checkpoint *c, const char *name)
 {
-    if (c->n_shards == c->room) {
-        size_t room = c->room ? 2 * c->room : 16;
-        struct shard *more = realloc(c->shards, room * sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        c->shards = more;
-        c->room = room;
-    }
-    c->shards[c->n_shards] = (struct shard){.name = strdup(name)};
-    return c->shards[c->n_shards++].name ? 0 : -ENOMEM;
+    struct shard *shards = ws_vector_room(c->shards, c->n_shards, sizeof(*shards));
+    if (!shards)
+        return -ENOMEM;
+    c->shards = shards;
+    shards[c->n_shards] = (struct shard){.name = strdup(name)};
+    return shards[c->n_shards++].name ? 0 : -ENOMEM;
 }
 
 static int by_shard_name(const void *a, const void *b)
