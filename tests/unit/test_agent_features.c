@@ -1,4 +1,4 @@
-/* The hooks of an agent's features: which are called, in which order, and which are not called any more. */
+/* The hooks of an agent's features: which are called, in which order, and which are not. */
 #include "backends/trainer/agent/core/features.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-static char told[64]; /* a letter a call */
+static char told[64]; /* one letter per call */
 
 static void tell(char who)
 {
@@ -130,7 +130,7 @@ static const struct ws_agent_feature fa = {.start = start_a,
                                            .rank_routes = of_c};
 static const struct ws_agent_feature *const list[] = {&fa, &fb, &fc, NULL};
 
-/* Those after one that cannot start are not started; all are stopped, in the list's order. */
+/* Features after one that fails to start are not started; all are stopped, in the list's order. */
 static void test_start_and_stop(void **state)
 {
     struct ws_agent a = {.features = list};
@@ -147,7 +147,7 @@ static void test_start_and_stop(void **state)
     assert_told("");
 }
 
-/* All hear that a version is written, whatever one of them says of it. */
+/* Every feature is told that a version is written, whatever one of them answers. */
 static void test_written(void **state)
 {
     static const struct ws_agent_feature *const one[] = {&fc, NULL};
@@ -160,7 +160,7 @@ static void test_written(void **state)
     assert_told("n");
 }
 
-/* A feature that makes a version, or says why it cannot, is the last that is called. */
+/* No feature is called after one that makes a version, or says why it cannot. */
 static void test_want(void **state)
 {
     struct ws_agent a = {.features = list};
@@ -172,7 +172,7 @@ static void test_want(void **state)
     assert_told("20");
 }
 
-/* The first whose route it is answers, also with EOPNOTSUPP; no other is asked then. */
+/* The first feature that knows the route answers, also with EOPNOTSUPP; later ones are not called. */
 static void test_routes(void **state)
 {
     struct ws_agent a = {.features = list};

@@ -1,5 +1,5 @@
-/* An agent ends while requests still come: a primary that does not answer, versions that are announced, and
- * requests that announce when its parts have stopped. */
+/* An agent ends while requests still arrive: a primary that does not answer, announcements of versions, and
+ * requests that announce when its features have stopped. */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/core/models.h"
@@ -25,7 +25,7 @@
 
 #define N       1000UL
 #define LONG_MS 60000
-#define CALL_NS (10 * WS_SECOND_NS) /* a call to the primary that nobody ends */
+#define CALL_NS (10 * WS_SECOND_NS) /* a call to the primary that gets no answer */
 
 struct world {
     char dir[64], socket[128], url[140], http[64], archive[80];
@@ -118,7 +118,7 @@ static void test_silent_primary(void **state)
     assert_int_equal(pthread_create(&thread, NULL, register_rank, p), 0);
     struct pollfd asked = {.fd = primary, .events = POLLIN};
     assert_int_equal(poll(&asked, 1, LONG_MS), 1);
-    const int call = accept(primary, NULL, NULL); /* begins now, and nobody answers it */
+    const int call = accept(primary, NULL, NULL); /* begins now, and is not answered */
     const uint64_t since = ws_clock_ns();
     assert_true(call >= 0);
     end(&w);
@@ -131,7 +131,7 @@ static void test_silent_primary(void **state)
         fail_msg("the agent waited %.1f s for its primary", (double)took / 1e9);
 }
 
-/* --- what is announced after the parts have stopped --- */
+/* --- announcements after the features have stopped --- */
 
 static void test_published_late(void **state)
 {
@@ -140,7 +140,7 @@ static void test_published_late(void **state)
     start(&w, NULL, true);
     publish(&w);
     struct ws_agent *a = w.agent;
-    atomic_store(&a->stop, true); /* as its end begins; the thread of a group may publish until it is over */
+    atomic_store(&a->stop, true); /* as when it ends; a group's thread may publish until then */
     ws_feature_delta.stop(a);
     ws_feature_archive.stop(a);
     pthread_mutex_lock(&a->lock);
@@ -155,10 +155,10 @@ static void test_published_late(void **state)
     pthread_mutex_unlock(&a->lock);
     atomic_store(&a->stop, false);
     end(&w);
-    assert_false(waits); /* nobody would end it, and those who ask for it would wait */
+    assert_false(waits); /* no thread would finish it, and its callers would wait */
 }
 
-/* A feature with one route, which answers when the agent's socket has gone, and announces then. */
+/* A feature with one route, which answers after the agent's socket was removed, and announces then. */
 static struct {
     const char *socket;
     atomic_bool asked;
@@ -193,7 +193,7 @@ static void *ask_late(void *url)
     json_t *reply = NULL;
     assert_int_equal(ws_source_open(url, NULL, &s, &err), 0);
     const int rc = ws_source_call(s, "POST", "/v1/m/late", NULL, &reply, &err);
-    assert_true(rc == 0 || ws_source_is_away(rc)); /* the agent may hang up first */
+    assert_true(rc == 0 || ws_source_is_away(rc)); /* the agent may close the connection first */
     json_decref(reply);
     ws_source_close(s);
     return NULL;
@@ -205,7 +205,7 @@ static void test_announced_late(void **state)
     struct world w = {0};
     pthread_t thread;
     start(&w, NULL, false);
-    w.agent->features = and_late; /* nobody has asked it anything yet */
+    w.agent->features = and_late; /* there was no request for it yet */
     late.socket = w.socket;
     assert_int_equal(pthread_create(&thread, NULL, ask_late, w.http), 0);
     while (!atomic_load(&late.asked))

@@ -1,4 +1,4 @@
-/* Paths of the API: what is written is read back the same, whatever the names; what is malformed is refused. */
+/* Paths of the API: a written path reads back the same, whatever the names; malformed ones are refused. */
 #include "transports/protocol/api.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-/* As a carrier does: the query apart. */
+/* As a server does: without the query. */
 static int parse(char *path, struct ws_api_request *q)
 {
     struct ws_error err = {0};

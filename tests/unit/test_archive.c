@@ -1,5 +1,5 @@
-/* The archive: what is written is read back, bit for bit; which versions are kept; what crashes leave; what
- * a disk damages; what is refused. */
+/* The archive: written versions read back bit for bit; which versions are kept; what crashes leave; damage by
+ * a disk; refusals. */
 #include "tests/fixtures/private_folder.h"
 #include "tests/fixtures/unwatched.h"
 #include "transports/base/below.h"
@@ -34,7 +34,7 @@ struct version {
     unsigned char *files[N_FILES];
     char *json;
     size_t json_bytes;
-    size_t fail_at; /* calls of its block() until one fails; 0: none does */
+    size_t fail_at; /* number of block() calls until one fails; 0: none fails */
     int code;
 };
 
@@ -141,7 +141,7 @@ static void shell(const char *format, const char *what)
     assert_int_equal(system(command), 0);
 }
 
-/* "1 2+ 3+": what is listed; a plus: hangs on another. */
+/* The listing as "1 2+ 3+"; a plus: a delta of another version. */
 static void assert_listed(const char *want)
 {
     struct ws_archive_listing l;
@@ -332,7 +332,7 @@ static void a_number_is_there_once(void **state)
     }
     assert_true(ws_archive_has(a, v[3].manifest, &depth));
     assert_int_equal(depth, 3);
-    assert_int_equal(add_whole(a, &v[3], NULL), 0); /* it is there: nothing happens */
+    assert_int_equal(add_whole(a, &v[3], NULL), 0); /* it exists already: nothing happens */
     assert_listed("1 2+ 3+ 4+");
     make_version(&other, &v[0], 2, "r2", 0);
     assert_int_equal(add_delta(a, &v[0], &other, NULL), -EINVAL); /* another lineage */
@@ -340,7 +340,7 @@ static void a_number_is_there_once(void **state)
     assert_listed("1 2");
     assert_true(!is_there("actor/3") && is_there("actor/2/files") && !is_there("actor/2/delta"));
     assert_false(ws_archive_has(a, v[1].manifest, &depth));
-    make_version(&late, NULL, 9, "r1", 0); /* older than r2's: it is put where it was */
+    make_version(&late, NULL, 9, "r1", 0); /* older than r2's: listed at its old place */
     assert_int_equal(add_whole(a, &late, NULL), 0);
     assert_listed("1 9 2");
     ws_archive_close(a);
@@ -368,7 +368,7 @@ static void what_a_crash_leaves_goes(void **state)
           ".gone-4/delta %s",
           "");
     shell("cd %s/v1 && touch .models.new && rm events && mkdir other && touch other/kept %s", "");
-    struct ws_source *s = open_source(); /* a reader does not mind */
+    struct ws_source *s = open_source(); /* a reader ignores them */
     struct ws_manifest *m;
     assert_int_equal(ws_source_manifest(s, "actor", 1, "r1", NULL, &m, &err), 0);
     ws_manifest_free(m);
@@ -421,8 +421,8 @@ static void what_fails_leaves_nothing(void **state)
     free_version(&resized);
 }
 
-/* The same number and lineage with other bytes, as of a trainer that came back from an older state, is not
- * the base that the delta was made from. */
+/* A version with the same number and lineage but other bytes, as from a trainer restored to an older state,
+ * is not the base that the delta was made from. */
 static void a_delta_hangs_on_its_very_base(void **state)
 {
     struct version v, other, next;
@@ -437,7 +437,7 @@ static void a_delta_hangs_on_its_very_base(void **state)
     unsigned depth;
     assert_true(ws_archive_has(a, v.manifest, &depth));
     assert_false(ws_archive_has(a, other.manifest, &depth));
-    assert_int_equal(add_delta(a, &v, &other, &err), -EINVAL); /* it would hang on itself */
+    assert_int_equal(add_delta(a, &v, &other, &err), -EINVAL); /* it would be its own base */
     assert_int_equal(add_delta(a, &other, &next, &err), -ENOENT);
     assert_listed("1");
     assert_false(is_there("actor/2") || is_there("actor/.new-2"));
@@ -464,7 +464,7 @@ static void chains_end(void **state)
         rc = add_delta(a, &v[n - 1], &v[n], &err);
     }
     assert_int_equal(rc, -E2BIG);
-    assert_int_equal(n, WS_MAX_DELTA_ENTRIES + 2); /* the anchor, the links, the one that is too many */
+    assert_int_equal(n, WS_MAX_DELTA_ENTRIES + 2); /* the anchor, the deltas, the one too many */
     assert_int_equal(add_whole(a, &v[n - 1], &err), 0);
     ws_archive_close(a);
     for (unsigned i = 0; i < n; i++)
@@ -526,7 +526,7 @@ static void damage_is_named(void **state)
     flip("actor/1/manifest", 40);
     assert_int_equal(ws_source_manifest(s, "actor", 1, "r1", NULL, &m, &err), -EBADMSG);
     assert_non_null(strstr(err.text, "/v1/actor/1/manifest"));
-    shell("cp %s/v1/actor/2/manifest %s/v1/actor/1/manifest", dir); /* another's */
+    shell("cp %s/v1/actor/2/manifest %s/v1/actor/1/manifest", dir); /* that of another version */
     assert_int_equal(ws_source_manifest(s, "actor", 1, "r1", NULL, &m, &err), -EBADMSG);
     shell("echo '{' > %s/v1/actor/2/%s", "deltas");
     assert_int_equal(ws_source_deltas(s, "actor", &(struct ws_version_id){2, "r1"}, NULL, offers, &n, &err),

@@ -1,6 +1,6 @@
-/* Audits: pieces that several ranks hold are hashed by all of them and compared, however each has them; a
- * difference abandons the version and is said by ranks, tensor and elements; shares come round, and are no
- * more than half of what is offloaded. */
+/* Audits: all ranks that hold a piece hash it, however they hold it, and the hashes are compared; a
+ * difference abandons the version and is reported with ranks, tensor and elements; shares are audited in
+ * turn, each at most half of an offload. */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/tensor/audit.h"
 #include "backends/trainer/wsync.h"
@@ -26,7 +26,7 @@
 #define ROWS      3000UL /* of 1,024: a chunk and a half */
 #define COLS      1024UL
 
-/* --- the parts --- */
+/* --- the components --- */
 
 static void put(json_t *params, const char *name, int rows)
 {
@@ -41,7 +41,7 @@ struct placed {
     struct ws_replicas replicas;
 };
 
-/* All hold a and b; the last one holds c besides. silent: a rank that knows no audits. */
+/* All hold a and b; the last one also holds c. silent: a rank without audits. */
 static void place(struct placed *p, unsigned n, unsigned silent)
 {
     static const struct {
@@ -92,13 +92,13 @@ static void replicas_are_found(void **state)
     assert_string_equal(ws_replicas_find(&p.replicas, p.regs[1]->entries[1].replica)->tensor.name, "b");
     assert_null(ws_replicas_find(&p.replicas, 12345));
     leave(&p);
-    place(&p, 2, 1); /* one that knows none has nobody to be compared with */
+    place(&p, 2, 1); /* a rank without audits has no replica to compare with */
     assert_int_equal(p.replicas.n, 0);
     assert_int_equal(p.replicas.first_without_audits, 1);
     leave(&p);
 }
 
-/* Each chunk is in one share of a round, and a share is no more than half of the offload, but for a chunk. */
+/* Each chunk is in one share of a round, and a share is at most half of the offload, or one chunk. */
 static void shares_come_round(void **state)
 {
     const uint64_t offload = 2 * 1024 * (20480 + 1 + 2048UL);
@@ -163,7 +163,7 @@ static void differences_are_named(void **state)
     ws_audit_compare(&a, &p.replicas, &all, false, &found);
     assert_int_equal(found.different, 1);
     assert_string_equal(found.text, "elements 6291456 to 8388607 of a differ between rank 1 and rank 0, 2");
-    a.len--; /* the last by place: somebody said nothing */
+    a.len--; /* the last one in order: a rank sent nothing */
     ws_audit_compare(&a, &p.replicas, &all, false, &found);
     assert_int_equal(found.incomplete, 1);
     ws_audit_reset(&a);
@@ -173,7 +173,7 @@ static void differences_are_named(void **state)
     leave(&p);
 }
 
-/* Two nodes with two ranks each that all hold the same. */
+/* Two nodes with two ranks each; all hold the same tensors. */
 static void nodes_tell_each_other(void **state)
 {
     static const unsigned node_of[] = {0, 0, 1, 1};
@@ -222,17 +222,17 @@ struct rank {
     wsync_publisher *p;
     wsync_param params[4];
     size_t n;
-    float *values;       /* of "w", [ROWS][COLS], each way of holding it has its own */
-    uint16_t *halves;    /* of "w" as rank 0 has it */
+    float *values;       /* elements of "w", [ROWS][COLS], in each rank's own layout */
+    uint16_t *halves;    /* elements of "w" in rank 0's layout */
     uint16_t flat[4000]; /* of "flat" */
     uint64_t version;
     int rc;
     char text[1024];
-    bool found; /* it heard of its replica of "w" */
+    bool found; /* its replica of "w" was found */
 };
 static struct world {
     char dir[64], socket[128], url[140];
-    struct ws_agent *agent, *second; /* second: of rank 2, where the trainer spans nodes */
+    struct ws_agent *agent, *second; /* second: rank 2's, if the trainer spans nodes */
     struct rank ranks[3];
 } w;
 
@@ -249,8 +249,8 @@ static float f32(uint64_t i)
     return f;
 }
 
-/* "w": rank 0 has it as it is written, rank 1 as floats, rank 2 as the transposed of floats. "flat": two
- * ranges, the first held by ranks 0 and 2, the second by 1 and 2. */
+/* "w": rank 0 holds it as in the file, rank 1 as floats, rank 2 as transposed floats. "flat": two ranges, the
+ * first held by ranks 0 and 2, the second by 1 and 2. */
 static void hold(unsigned r)
 {
     struct rank *k = &w.ranks[r];
@@ -344,8 +344,8 @@ static void *offload_rank(void *arg)
     return NULL;
 }
 
-/* As a trainer's loop does: five versions, whatever becomes of each. A rank that registers again waits for
- * the others, who do so with their next one. */
+/* Like a trainer's loop: five versions, whatever happens to each. A rank that registers again waits for the
+ * others, which do so with their next version. */
 static void *offload_on(void *arg)
 {
     struct rank *k = arg;
@@ -366,7 +366,8 @@ static void run_all(void *(*what)(void *), uint64_t version)
         pthread_join(w.ranks[r].thread, NULL);
 }
 
-/* true: it was published; false: refused, with all of the words in what every rank hears. */
+/* Returns true if the version was published; false if it was refused, with all of the words in every rank's
+ * error. */
 static bool offload(uint64_t version, const char *const *words)
 {
     unsigned n_refused = 0, n_published = 0;
@@ -383,8 +384,7 @@ static bool offload(uint64_t version, const char *const *words)
         }
     }
     if (n_published == 0)
-        assert_true(n_refused == 1 ||
-                    w.second); /* who committed last; over nodes whoever had not yet, if any */
+        assert_true(n_refused == 1 || w.second); /* the last to commit; over nodes any that had not yet */
     else
         assert_int_equal(n_published, 3);
     return n_published == 3;
@@ -419,7 +419,7 @@ static void diverged_ones_are_refused(void **state)
     assert_false(offload(2, WORDS("differ between rank", "elements 1500 to 3999 of flat")));
     w.ranks[1].flat[2000]--;
     assert_true(offload(3, NULL));
-    w.ranks[1].flat[2000]++; /* later ones are not looked at */
+    w.ranks[1].flat[2000]++; /* later ones are not checked */
     assert_true(offload(4, NULL));
     end();
 }
@@ -437,7 +437,7 @@ static void it_may_warn_or_be_off(void **state)
     end();
 }
 
-/* Of every second version a share: what diverges is found within a round of shares. */
+/* A share of every second version is audited: a divergence is found within one round of shares. */
 static void later_ones_are_audited(void **state)
 {
     uint64_t v = 1;
@@ -450,14 +450,14 @@ static void later_ones_are_audited(void **state)
         if (!offload(v, WORDS("of w differ between rank 1 and rank 0, 2")))
             n_refused++;
     assert_int_equal(n_refused, 1);
-    assert_false(offload(v++, WORDS("replicas differ"))); /* it was not published: its turn is not over */
+    assert_false(offload(v++, WORDS("replicas differ"))); /* not published: the same share again */
     w.ranks[1].values[7] = f32(7);
     assert_true(offload(v, NULL));
     end();
 }
 
-/* A rank comes back with a tensor more: the first version that all offload after it is audited whole. One
- * that the others have begun before is abandoned for that reason. */
+/* A rank restarts with an additional tensor: the first version that all offload afterwards is audited
+ * completely. A version that the others had begun before is abandoned for that reason. */
 static void a_registration_is_audited(void **state)
 {
     (void)state;
@@ -476,7 +476,7 @@ static void a_registration_is_audited(void **state)
     end();
 }
 
-/* Ranks 0 and 1 on one node, 2 on another: what only the two nodes together can find. */
+/* Ranks 0 and 1 on one node, 2 on another: differences that show only between the nodes. */
 static void nodes_are_compared(void **state)
 {
     (void)state;
@@ -489,7 +489,7 @@ static void nodes_are_compared(void **state)
     assert_false(offload(2, WORDS("replicas differ", "of w differ between rank")));
     w.ranks[0].halves[9]--;
     assert_true(offload(3, NULL));
-    w.ranks[2].values[0] += 1; /* later ones are not looked at */
+    w.ranks[2].values[0] += 1; /* later ones are not checked */
     assert_true(offload(4, NULL));
     end();
 }
@@ -523,7 +523,7 @@ static void *register_raw(void *arg)
     return NULL;
 }
 
-/* One rank's library knows no audits: the other is asked for none, and the version is published. */
+/* One rank's library has no audits: the other rank is not asked for any, and the version is published. */
 static void an_old_library_goes_on(void **state)
 {
     struct ws_error err = {0};
@@ -534,7 +534,7 @@ static void an_old_library_goes_on(void **state)
     start(0, 0);
     assert_int_equal(ws_ipc_connect(w.url, &sock, &err), 0);
     assert_int_equal(pthread_create(&thread, NULL, register_raw, &sock), 0);
-    wsync_config c = {.struct_size = offsetof(wsync_config, audit), /* as the structure was */
+    wsync_config c = {.struct_size = offsetof(wsync_config, audit), /* with the structure's old size */
                       .agent = w.url,
                       .model = "old",
                       .world_size = 2,

@@ -1,4 +1,5 @@
-/* Memory left: the least of the machine and every cgroup above us, read from made-up systems. */
+/* Available memory: the minimum over the machine and every cgroup above the process, read from fake
+ * systems. */
 #include "tests/fixtures/private_folder.h"
 #include "transports/memory/available.h"
 #include <errno.h>
@@ -103,7 +104,7 @@ static void test_v2(void **state)
     assert_left(1536 * MIB, "leaves 1536 MiB");
     put("sys/fs/cgroup/pods/one/memory.current", "3221225472\n"); /* over its limit */
     assert_left(0, "leaves 0 MiB");
-    put("sys/fs/cgroup/pods/one/memory.current", "104857600\n"); /* less than what was cache a moment ago */
+    put("sys/fs/cgroup/pods/one/memory.current", "104857600\n"); /* less than the cache was a moment ago */
     assert_left(1948 * MIB, "leaves 1948 MiB");
 }
 
@@ -118,7 +119,7 @@ static void test_v2_above(void **state)
     assert_left(1024 * MIB, "cgroup /sys/fs/cgroup/pods leaves");
 }
 
-/* A container that sees its own group as the mount's root, and its path as the host has it. */
+/* A container whose mount shows its own group as the root, while its path is that of the host. */
 static void test_v2_container(void **state)
 {
     (void)state;
@@ -186,8 +187,8 @@ static void trim_at_once(void)
     _exit(0);
 }
 
-/* Only the first call of a process can go wrong, and only with another allocator than glibc's, as under the
- * address sanitizer: so many processes. */
+/* Only the first call in a process can fail, and only with another allocator than glibc's, as with the
+ * address sanitizer: hence many processes. */
 static void test_trim(void **state)
 {
     (void)state;

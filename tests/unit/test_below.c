@@ -1,4 +1,4 @@
-/* What lies below a folder, and what only looks so. */
+/* Paths that lie below a folder, and paths that only seem to. */
 #include "transports/base/below.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -60,7 +60,7 @@ static int clean(void **state)
     return rc | chdir(here) | rmdir(top);
 }
 
-/* name: as it stands behind the folder. 0 or an errno. */
+/* name: the path behind the folder. Returns 0 or an errno. */
 static int opened(const char *below, const char *name, bool folder)
 {
     char path[4096];
@@ -104,7 +104,7 @@ static void test_outside(void **state)
     assert_int_equal(opened(allowed, "/magic", true), EPERM);
     assert_int_equal(opened(allowed, "/magic/etc/passwd", false), EPERM);
     assert_int_equal(opened(allowed, "/..", true), EPERM);
-    assert_int_equal(opened(allowed, "/fifo", false), EPERM); /* and nothing waits for its other end */
+    assert_int_equal(opened(allowed, "/fifo", false), EPERM); /* without waiting for a writer */
     assert_int_equal(opened("/nowhere", "/file", false), EPERM);
 }
 

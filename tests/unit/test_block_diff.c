@@ -1,5 +1,5 @@
-/* Diff: deltas of what the kernels found, as the CPU runs them, are byte for byte the encoder's, of all
- * widths, alignments and grids; the shadow copies are up to date, and nothing beside them is touched. */
+/* Diff: the deltas that the kernels find (run on the CPU) equal the encoder's byte for byte, for all widths,
+ * alignments and grids; the shadow copies are updated, and nothing beside them is modified. */
 #include "tests/fixtures/cpu_queue.h"
 #include "tests/fixtures/unwatched.h"
 #include "transports/device/block_diff.h"
@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #ifdef __SANITIZE_THREAD__
-#define ROUNDS 100 /* one thread: the other builds look for wrong bytes */
+#define ROUNDS 100 /* one thread: the other builds check for wrong bytes */
 #else
 #define ROUNDS 1500
 #endif
@@ -58,7 +58,7 @@ static struct ws_element_widths *any_widths(uint64_t size)
     w->n = 0;
     for (uint64_t at = 0; w->n < n; at += 1 + below(size / n + 1))
         w->extents[w->n++] = (struct ws_element_width_extent){below(2) ? at : at / 16 * 16, 1U << below(3)};
-    for (size_t i = 1; i < w->n; i++) /* none at the place of another */
+    for (size_t i = 1; i < w->n; i++) /* offset of an element that did not change */
         if (w->extents[i].begin <= w->extents[i - 1].begin)
             w->extents[i].begin = w->extents[i - 1].begin + 1;
     return w;
@@ -101,7 +101,7 @@ static void make_block(struct block *b, struct ws_delta_block_encoder *coder, si
     b->shadow = b->shadow_memory + GUARD + (below(3) ? 0 : below(17));
     memcpy(b->shadow, b->bytes, len);
     change(b->shadow, len, 1U << below(3), shares[below(7)], sizes[below(4)]);
-    if (len > 100 && below(3) == 0) /* few in a row, so that gaps differ */
+    if (len > 100 && below(3) == 0) /* few, so that gaps differ */
         change(b->shadow + below(len / 2), below(len / 2), 2, 2, 3);
     b->before = malloc(len);
     b->delta = malloc(len + 1);
@@ -120,7 +120,7 @@ static void free_block(struct block *b)
     free(b->delta);
 }
 
-/* What a caller does: count, pack, and what was found as deltas. Returns how many were deltas. */
+/* As a caller does: count, pack, and write the found changes as deltas. Returns the number of deltas. */
 static unsigned compare(struct block *blocks, unsigned n, uint32_t room)
 {
     struct ws_block_diff d;
@@ -210,7 +210,7 @@ static void test_diff_random(void **state)
     ws_delta_block_encoder_free(coder);
 }
 
-/* A block of the largest size, as a training step changes it; and one of which too much changed. */
+/* A block of the maximum size, changed as by a training step; and one with too many changes. */
 static void test_diff_whole(void **state)
 {
     struct ws_delta_block_encoder *coder = ws_delta_block_encoder_new();
@@ -235,7 +235,7 @@ static void test_diff_whole(void **state)
     ws_delta_block_encoder_free(coder);
 }
 
-/* What has no room is not packed, nor what follows it, also where that would have had room. */
+/* A block that does not fit is not packed, nor are those after it, even if they would have fitted. */
 static void test_diff_room(void **state)
 {
     struct ws_delta_block_encoder *coder = ws_delta_block_encoder_new();

@@ -1,5 +1,5 @@
-/* Block hash: what the kernels, as the CPU runs them, and the host make of blocks is the hash that manifests
- * have, for all lengths and grids. */
+/* Block hash: the kernels (run on the CPU) and the host compute the hash of manifests, for all lengths and
+ * grids. */
 #include "tests/fixtures/cpu_queue.h"
 #include "transports/base/limits.h"
 #include "transports/device/block_hash.h"

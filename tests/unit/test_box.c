@@ -1,5 +1,5 @@
-/* Boxes: strided slices land where an element by element copy puts them, and nowhere else, also converted and
- * in any stretches that begin and end within elements. */
+/* Boxes: strided slices are copied exactly to where an element by element copy puts them, also converted and
+ * in arbitrary stretches that begin and end within elements. */
 #include "transports/base/limits.h"
 #include "transports/simd/box.h"
 #include <setjmp.h>
@@ -26,7 +26,7 @@ static size_t src_bytes(const struct ws_box *b)
     return b->conversion == WS_SAME_TYPE ? b->element_bytes : ws_conversion_src_bytes(b->conversion);
 }
 
-/* One element at a time, indices by division: slow and plainly right. */
+/* One element at a time, indices by division: slow and obviously right. */
 static uint64_t reference(unsigned char *dst, const unsigned char *src, const struct ws_box *b)
 {
     uint64_t total = 1, overflows = 0;
@@ -51,7 +51,7 @@ static uint64_t reference(unsigned char *dst, const unsigned char *src, const st
     return overflows;
 }
 
-/* By stretches of at most `most` bytes, each sought anew, taken or copied in parts. */
+/* In stretches of at most `most` bytes, each with its own seek, whole or in parts. */
 static uint64_t copy_box(unsigned char *dst, const unsigned char *src, const struct ws_box *b, uint64_t most)
 {
     struct ws_box_extents r;
@@ -131,7 +131,7 @@ static void test_scalar_and_empty(void **state)
         assert_int_equal(dst[i], FILL);
 }
 
-/* A row shard, a column shard, a transposed source, a broadcast row, one read backwards. */
+/* A row shard, a column shard, a transposed source, a broadcast row, a reversed one. */
 static void test_shards(void **state)
 {
     enum { ROWS = 48, COLS = 96 };
@@ -166,7 +166,7 @@ static void test_shards(void **state)
     free(src);
 }
 
-/* Runs of many KiB are streamed, also where they begin at odd addresses. */
+/* Runs of many KiB use streaming stores, also from odd addresses. */
 static void test_long_runs(void **state)
 {
     uint64_t shape[3] = {3, 5, 40000}, offset[3] = {1, 1, 7}, size[3] = {2, 3, 30001};

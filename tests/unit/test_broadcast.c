@@ -1,5 +1,5 @@
-/* What a broadcast carries: runs of blocks in JSON, hostile ones too; buckets that all members make alike; a
- * communicator's id as text. And which mounts are waited for, take part, and may not. */
+/* Contents of a broadcast: runs of blocks in JSON, also hostile ones; buckets that all members compute alike;
+ * a communicator's id as text. And which mounts are waited for, may take part, or are refused. */
 #include "backends/trainer/agent/broadcast/sender.h"
 #include "transports/base/clock.h"
 #include "transports/nccl/broadcast_round.h"
@@ -170,7 +170,7 @@ static struct ws_sender_joiner joiner(const char *who, uint64_t version)
     return j;
 }
 
-/* Two mounts are known, one of them asks: the other is waited for while its lease runs, and no longer. */
+/* Two mounts are known, one of them joins: the other is waited for while its lease runs, and no longer. */
 static void test_who_is_waited_for(void **state)
 {
     (void)state;
@@ -189,7 +189,7 @@ static void test_who_is_waited_for(void **state)
     b.lease_ns = a.lease_ns;
     first.next = &second;
     assert_true(ws_sender_all_joined(agent, &all));
-    second = joiner("b:/wsync", 2); /* another version, lineage or content is another round's */
+    second = joiner("b:/wsync", 2); /* another version, lineage or content belongs to another round */
     assert_false(ws_sender_all_joined(agent, &all));
     second = joiner("b:/wsync", 1);
     second.version = ws_version_id_make(1, "r2");
@@ -197,14 +197,14 @@ static void test_who_is_waited_for(void **state)
     second = joiner("b:/wsync", 1);
     second.digest[0] = 'f';
     assert_false(ws_sender_all_joined(agent, &all));
-    a.lease_ns = b.lease_ns = 1; /* nobody is known: others may come */
+    a.lease_ns = b.lease_ns = 1; /* no mount is known: others may come */
     assert_false(ws_sender_all_joined(agent, &all));
     agent->models = NULL;
     assert_false(ws_sender_all_joined(agent, &all));
     free(agent);
 }
 
-/* As the agent keeps one: it is freed by its list. */
+/* As the agent keeps a joiner: its list frees it. */
 static struct ws_sender_joiner *waiting(struct ws_sender *all, const char *who, const char *uuid,
                                         uint64_t version)
 {
@@ -220,7 +220,7 @@ static struct ws_sender_joiner *waiting(struct ws_sender *all, const char *who, 
     return j;
 }
 
-/* Those that want what the first one wants, one a device, in their order. */
+/* Those that want the same as the first, one per device, in their order. */
 static void test_who_takes_part(void **state)
 {
     struct ws_sender all = {0};
@@ -269,7 +269,7 @@ static int ask_for(struct ws_agent *a, const char *digest, int release, const ch
     return rc;
 }
 
-/* A mount gets a place if it wants these very bytes, with this NCCL, on another device. */
+/* A mount may join if it wants the same bytes, with this NCCL release, on another device. */
 static void test_who_may_ask(void **state)
 {
     struct ws_agent *a = calloc(1, sizeof(*a));

@@ -1,6 +1,6 @@
-/* The public functions for readers: safetensors headers, indexes, folders by their names, layouts, dtypes. What
- * is refused is tested beside the parsers (test_safetensors, test_folder, test_layout); here it is that the
- * public functions say the same. */
+/* The public functions for readers: safetensors headers, indexes, weight files by name, layouts, dtypes. The
+ * parsers' tests (test_safetensors, test_folder, test_layout) have all refusals; here the public functions
+ * must agree. */
 #include "backends/trainer/wsync.h"
 #include "transports/base/limits.h"
 #include <errno.h>
@@ -26,7 +26,7 @@ static int file_of(const void *bytes, size_t n)
     return fd;
 }
 
-/* A safetensors file with that header and so many bytes of data. */
+/* A safetensors file with that header and that many bytes of data. */
 static int weights_of(const char *header, size_t data_bytes)
 {
     char bytes[4096] = {0};

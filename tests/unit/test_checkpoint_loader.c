@@ -1,5 +1,5 @@
-/* Weights: a checkpoint folder is read as the engines read it, with all that they overlook, and a file
- * that goes away under the reader is an error and not the end of the process. */
+/* Weights: a checkpoint folder is read as the engines read it, with everything that they ignore, and a file
+ * that is truncated during the read is an error, not the end of the process. */
 #include "backends/engine/reference/checkpoint_loader.h"
 #include "backends/engine/reference/sigbus_guard.h"
 #include "tests/fixtures/checkpoint.h"
@@ -108,8 +108,8 @@ static void test_nothing_there(void **state)
     checkpoint_remove(dir);
 }
 
-/* As the real engines do: what is missing keeps its old bytes without a word, what is extra is not
- * read, another dtype is taken, another shape is refused. */
+/* As real engines do: a missing tensor keeps its old bytes silently, an extra one is not read, another dtype
+ * is accepted, another shape is refused. */
 static void test_second_load(void **state)
 {
     static const struct ws_tensor other_shape[] = {
@@ -163,7 +163,7 @@ static void test_memory_is_used_again(void **state)
     checkpoint_remove(dir);
 }
 
-/* --- files that go away --- */
+/* --- files that are truncated --- */
 
 static char cut_path[PATH_MAX];
 
@@ -205,7 +205,7 @@ static void test_other_bus_errors_still_kill(void **state)
     if (pid == 0) {
         int fd = memfd_create("cut", 0);
         volatile char *p = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
-        signal(SIGBUS, SIG_DFL); /* not a sanitizer's */
+        signal(SIGBUS, SIG_DFL); /* not the sanitizer's handler */
         ws_sigbus_guard_install();
         _exit(p[0]);
     }

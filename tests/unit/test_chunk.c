@@ -1,5 +1,5 @@
 /* beside others */
-/* Chunks against a plain model of the rule: which parameters are together, where they lie when packed, and
+/* Chunks against a simple model of the rule: which parameters are together, their offsets when packed, and
  * the copy of every kind of piece, element by element. */
 #include "backends/trainer/wsync.h"
 #include "transports/simd/dtype.h"
@@ -57,8 +57,7 @@ static void module_of(const char *name, char out[NAME_CHARS])
     }
 }
 
-/* The seed's loop: out[i] is the chunk of the i-th parameter in order[]; returns how many chunks there are.
- */
+/* SkyRL's own loop: out[i] is the chunk of the i-th parameter in order[]; returns the number of chunks. */
 static size_t model(const wsync_param *p, const uint64_t *bytes, size_t n, uint64_t threshold, size_t *order,
                     size_t *chunk, char modules[][NAME_CHARS])
 {
@@ -106,7 +105,7 @@ static void compare(const wsync_param *p, const uint64_t *bytes, size_t n, uint6
     wsync_chunks *c = chunks_of(p, n, &o);
     size_t want = model(p, bytes, n, threshold, order, chunk, modules);
     assert_int_equal(wsync_chunks_count(c), want);
-    for (int round = 0; round < 2; round++, at = 0) { /* the cursor begins anew */
+    for (int round = 0; round < 2; round++, at = 0) { /* next() begins again after the end */
         for (size_t k = 0; k < want; k++) {
             const wsync_chunk *one = wsync_chunks_next(c);
             uint64_t total = 0, numel = 0;
@@ -158,7 +157,7 @@ static void test_grouping_against_a_model(void **state)
     }
 }
 
-/* As weight_extractor_utils of the seed has it in its comment, with q, k and v together. */
+/* As in the comment of SkyRL's weight_extractor_utils, with q, k and v together. */
 static void test_seeds_example(void **state)
 {
     const wsync_param p[] = {
@@ -209,7 +208,7 @@ static void test_ungrouped(void **state)
     wsync_chunks_close(NULL);
 }
 
-/* A model of 100,000 tensors whose modules are mixed: the order is that of first appearance. */
+/* A model of 100,000 tensors in which modules alternate: the order is that of first appearance. */
 static void test_many(void **state)
 {
     enum { N = 100000, MODULES = 1000 };
@@ -244,7 +243,7 @@ static const struct {
 struct source {
     wsync_param param;
     size_t element_bytes, held;   /* elements */
-    unsigned char *memory, *want; /* want: what is held, dense */
+    unsigned char *memory, *want; /* want: the held elements, dense */
 };
 
 /* A random piece of a random tensor, of random bytes. */
@@ -269,7 +268,7 @@ static void make_source(struct source *s, size_t k)
     const uint64_t *size = piece->kind == WSYNC_BOX ? piece->size : p->shape;
     for (unsigned d = 0; d < p->n_dims && piece->kind != WSYNC_RANGE; d++)
         held *= size[d];
-    /* a strided source: the dimensions in another order, with room between */
+    /* a strided source: dimensions in another order, with gaps */
     bool strided = piece->kind == WSYNC_BOX && p->n_dims && below(2);
     int64_t step = 1, at[WSYNC_MAX_DIMS] = {0};
     unsigned turn = p->n_dims ? (unsigned)below(p->n_dims) : 0;
@@ -445,7 +444,7 @@ static void test_refusals(void **state)
     refused(p, 2000000, NULL, E2BIG, "at most");
 }
 
-/* F4 has half a byte: two of them are one, and a chunk may hold it whole. */
+/* F4 has half a byte: two of them make one, and a chunk may contain an even number. */
 static void test_half_bytes(void **state)
 {
     unsigned char memory[3] = {1, 2, 3}, out[4] = {0};

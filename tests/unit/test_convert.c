@@ -1,6 +1,6 @@
-/* Conversions: every version gives the bits and counts of a slow reference in doubles, for all upper halves
- * of f32 with chosen and random lower ones, for all f16 and bf16, for every short length and alignment, and
- * touches nothing beside. */
+/* Conversions: every implementation gives the bits and counts of a slow reference in doubles, for all upper
+ * halves of f32 with chosen and random lower ones, for all f16 and bf16, for every short length and
+ * alignment, and writes nothing beside. */
 #include "tests/fixtures/choice.h"
 #include "transports/base/cpu_features.h"
 #include "transports/simd/convert.h"
@@ -52,7 +52,7 @@ static uint16_t narrowed(const struct format *f, uint32_t bits, uint64_t *overfl
     (void)frexp((double)x, &exponent); /* 0.5 <= size < 1 */
     exponent = exponent - 1 < f->least ? f->least : exponent - 1;
     double steps = rint(ldexp(fabs((double)x), f->digits - exponent)); /* ties to even */
-    /* so many steps above the place of the exponent: a carry goes into it by itself */
+    /* steps above the exponent's place: a carry increments the exponent */
     uint32_t y = (uint32_t)((exponent - f->least) << f->digits) + (uint32_t)steps;
     if (y < f->infinity)
         return sign | (uint16_t)y;
@@ -73,7 +73,7 @@ static uint32_t widened(const struct format *f, uint16_t bits)
     return y;
 }
 
-/* --- all codes against it --- */
+/* --- all codes against the reference --- */
 
 static size_t all_codes(const struct ws_convert_code **codes)
 {
@@ -154,7 +154,7 @@ static void test_widen_all(void **state)
     }
 }
 
-/* What people look up. */
+/* Well-known values. */
 static void test_known(void **state)
 {
     static const struct {
@@ -184,7 +184,7 @@ static void test_known(void **state)
     }
 }
 
-/* Lengths and alignments, every conversion of the public table against single elements by portable code. */
+/* Lengths and alignments: every conversion of the public table against portable code for single elements. */
 static void test_every_alignment(void **state)
 {
     const struct ws_convert_code *codes[3];

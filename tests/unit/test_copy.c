@@ -1,5 +1,5 @@
-/* Copies and hashes: every vector version gives the same bytes as memcpy and the same hash as the library,
- * for every alignment and length, and touches nothing beside. */
+/* Copies and hashes: every vector implementation gives the same bytes as memcpy and the same hash as the
+ * library, for every alignment and length, and writes nothing beside. */
 #include "tests/fixtures/choice.h"
 #include "transports/base/cpu_features.h"
 #include "transports/base/limits.h"
@@ -32,7 +32,7 @@ static unsigned char *random_bytes(size_t n, uint64_t seed)
     return p;
 }
 
-/* What this processor can run. */
+/* The implementations that this processor can run. */
 static size_t all_codes(const struct ws_copy_code **codes)
 {
     const size_t n = ws_cpu_vector(NULL) + 1;
@@ -119,7 +119,7 @@ static void test_hash_is_the_librarys(void **state)
     free(p);
 }
 
-/* The state is begun and ended by the library and updated by any version. */
+/* The library begins and ends the state; any implementation updates it. */
 static void test_updates_mix(void **state)
 {
     const struct ws_copy_code *codes[3];
@@ -186,7 +186,7 @@ static void test_hasher_grows(void **state)
             step = step < n - at ? step : n - at;
             ws_hasher_copy(h, to + at, from + at, step);
             at += step;
-            assert_int_equal(ws_hasher_digest(h), XXH3_64bits(from, at)); /* ends nothing */
+            assert_int_equal(ws_hasher_digest(h), XXH3_64bits(from, at)); /* may be continued */
         }
         assert_memory_equal(to, from, n);
     }

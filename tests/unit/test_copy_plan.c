@@ -1,6 +1,6 @@
-/* Plans of copies by brute force: tensors of all widths one after another around the edge of a block, cut
- * into boxes and ranges at random, out of sources with any strides and types; every byte, hash and count is
- * compared with what single elements give. */
+/* Copy plans by brute force: tensors of all widths around the edge of a block, cut into random boxes and
+ * ranges, from sources with any strides and types; every byte, hash and count is compared with a copy of
+ * single elements. */
 #include "backends/trainer/offload/copy_plan.h"
 #include "transports/simd/copy.h"
 #include <setjmp.h>
@@ -42,7 +42,7 @@ struct world {
     size_t n;
 };
 
-/* Elements one by one; shape, offset and size as the box has them. */
+/* Element by element; shape, offset and size as in the box. */
 static void reference(struct world *w, uint64_t begin, const struct ws_box *b, const unsigned char *src)
 {
     size_t from_bytes =
@@ -67,8 +67,8 @@ static void reference(struct world *w, uint64_t begin, const struct ws_box *b, c
     }
 }
 
-/* Strides of a dense source whose dimensions are shuffled, with gaps, some backwards or repeated. Returns the
- * first element, so that all lie within the source. */
+/* Strides of a dense source whose dimensions are shuffled, with gaps, some reversed or repeated. Returns the
+ * first element, chosen so that all lie within the source. */
 static const unsigned char *any_strides(const struct world *w, unsigned n, const uint64_t *size,
                                         int64_t *strides, size_t bytes)
 {
@@ -109,7 +109,7 @@ static void add_box(struct world *w, uint64_t begin, struct ws_box b)
     w->n++;
 }
 
-/* Cuts a box along a dimension, and its parts again. */
+/* Cuts a box along a dimension, and its parts recursively. */
 static void cut(struct world *w, uint64_t begin, const struct ws_box *b, int depth)
 {
     uint64_t offset[2][WS_MAX_DIMS], size[2][WS_MAX_DIMS];
@@ -171,7 +171,7 @@ static void check(struct world *w, uint64_t begin, uint64_t end)
         .data = &w->file, .sources = w->sources, .overflows = w->overflows, .hashes = &hashes};
     uint64_t window = WS_BLOCK_BYTES - WINDOW;
     assert_int_equal(ws_copy_plan_compile(w->plan, &end, 1, NULL), 0);
-    for (int k = 0; k < 2; k++) { /* a plan is run again and again */
+    for (int k = 0; k < 2; k++) { /* a plan can be run again */
         memset(w->file + window, FILL, 2 * WINDOW + 64);
         memset((void *)w->overflows, 0, sizeof(w->overflows));
         hashes.len = 0;
@@ -179,7 +179,7 @@ static void check(struct world *w, uint64_t begin, uint64_t end)
         assert_memory_equal(w->file + window, w->right, 2 * WINDOW + 64);
         for (size_t i = 0; i < w->n; i++)
             assert_int_equal(w->overflows[i], w->expected[i]);
-        /* the file's second block is filled whole, where there is one; of the first a part is */
+        /* the file's second block, if any, is filled completely; of the first only a part */
         assert_int_equal(hashes.len, begin <= WS_BLOCK_BYTES && end > WS_BLOCK_BYTES);
         if (hashes.len) {
             assert_int_equal(hashes.ptr[0].block, 1);
@@ -216,16 +216,15 @@ static void test_brute_force(void **state)
         hashed += at > WS_BLOCK_BYTES;
         ws_copy_plan_free(w.plan);
     }
-    assert_true(overflows > 100 && hashed > 100); /* what is tested does happen */
+    assert_true(overflows > 100 && hashed > 100); /* the tested cases do occur */
     free(w.source);
     free(w.right);
     free(w.file);
     ws_workers_free(w.workers);
 }
 
-/* A matrix of columns from two sources: every block is filled by both, and hashed in the copy, on all
- * threads.
- */
+/* A matrix of columns from two sources: both fill every block, which is hashed during the copy, on all
+ * threads. */
 static void test_columns_fill_blocks(void **state)
 {
     enum { ROWS = 1024, COLUMNS = 6144 };

@@ -1,5 +1,5 @@
-/* Deltas: made of two versions, sent in parts and in pieces, applied in chains; damaged, truncated and
- * foreign streams are refused; a waiter for a growing delta is notified. */
+/* Deltas: made from two versions, sent in parts and pieces, applied in chains; damaged, truncated and foreign
+ * streams are refused; a waiter for a growing delta is woken. */
 #include "tests/fixtures/delta_stream.h"
 #include "transports/delta/encode.h"
 #include "transports/delta/patcher.h"
@@ -76,7 +76,7 @@ static void first_version(struct version *v)
     free(header);
 }
 
-/* Every `every`-th two bytes go up by one, of the first `share` of the file. */
+/* Increments every `every`-th pair of bytes by one, in the first `share` of the file. */
 static void next_version(struct version *v, const struct version *before, unsigned every, double share)
 {
     size_t sizes[N_FILES];
@@ -121,7 +121,7 @@ static struct ws_delta *delta_of(const struct version *base, const struct versio
     return d;
 }
 
-/* The chain's records make every block of base that of target. */
+/* Applying the chain's records to base gives target, for every block. */
 static void assert_patches(const struct version *base, const struct version *target,
                            struct ws_delta *const *chain, size_t n)
 {
@@ -152,7 +152,7 @@ static int take(void *arg, struct ws_delta_record *r)
     return ws_delta_add(arg, r);
 }
 
-/* Sends a delta in parts, each in pieces of all sizes, to an empty one. */
+/* Sends a delta in parts, each in pieces of all sizes, to an empty delta. */
 static struct ws_delta *send(struct ws_delta *d, const struct version *target, unsigned parts, size_t most)
 {
     struct ws_delta *out;
@@ -210,7 +210,7 @@ static void test_made_sent_applied(void **state)
         free_version(&v[i]);
 }
 
-/* Nothing in common: every block is in it whole, and the chain needs nothing of what was before. */
+/* Nothing in common: the delta contains every block whole, and the chain needs nothing of the base. */
 static void test_other_content(void **state)
 {
     struct version a, b;
@@ -261,7 +261,7 @@ static int drop(void *arg, struct ws_delta_record *r)
     return 0;
 }
 
-/* A record that says that it is longer than a block, or than what it unpacks to. */
+/* A record that claims to be longer than a block, or than its unpacked data. */
 static void test_sizes(void **state)
 {
     struct version a, b;
@@ -329,7 +329,7 @@ static void test_damaged(void **state)
     free_version(&b);
 }
 
-/* Nothing in the end may be other than it is, but for whether it was given up. */
+/* Any change of the stream's end is detected, except whether it was given up. */
 static void test_end(void **state)
 {
     struct version a, b;
@@ -378,7 +378,7 @@ static void test_watched(void **state)
     assert_true(ws_delta_wait(d, 0, &w));
     assert_int_equal(ws_delta_add(d, ws_delta_record_make(0, 1, WS_DELTA_EDIT, 1, (void *)"x", 1, 0)), 0);
     assert_int_equal(told, 1);
-    assert_false(ws_delta_wait(d, 0, &w)); /* there is one already */
+    assert_false(ws_delta_wait(d, 0, &w)); /* it is in the set already */
     assert_non_null(ws_delta_next(d, &i, 0, 1));
     assert_null(ws_delta_next(d, &i, 0, 1));
     assert_true(ws_delta_wait(d, 1, &w));

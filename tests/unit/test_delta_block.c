@@ -1,6 +1,6 @@
 /* The difference of a block: applying encode(a, b) to a gives b, bit for bit, for every width, length and
- * alignment; all versions of the loops give the same bytes; the format is what its head comment says; damaged
- * deltas are refused or change nothing outside the block. */
+ * alignment; all implementations of the loops give the same bytes; the format is that of the head comment;
+ * damaged deltas are refused or change nothing outside the block. */
 #include "transports/base/cpu_features.h"
 #include "transports/delta/block.h"
 #include "transports/delta/block_impl.h"
@@ -167,7 +167,8 @@ static void test_whole_blocks(void **state)
     close_work(&k);
 }
 
-/* Two blocks of a file with runs of all widths that begin anywhere, one element across the blocks' border. */
+/* Two blocks of a file with ranges of all widths that begin anywhere, and one element across the blocks'
+ * border. */
 static void test_mixed_widths(void **state)
 {
     struct work k;
@@ -243,7 +244,7 @@ static void test_chain(void **state)
     close_work(&k);
 }
 
-/* --- every version of the loops --- */
+/* --- every implementation of the loops --- */
 
 static size_t all_codes(const struct ws_delta_block_impl **codes)
 {
@@ -358,8 +359,7 @@ static void no_change(void *arg, uint32_t byte, unsigned width, uint32_t change)
     fail_msg("change %u at byte %u, width %u", change, byte, width);
 }
 
-/* No segment at all, and a coder whose first segment does not fit: pointers are made of memory that is there.
- */
+/* No segments, and a coder whose first segment does not fit: no pointer leaves the buffer. */
 static void test_nothing(void **state)
 {
     struct work k;
@@ -415,8 +415,8 @@ static void test_damaged(void **state)
     close_work(&k);
 }
 
-/* One segment of three one-byte changes, written by hand, with 31 bits of each packed change; then a patch.
- */
+/* One segment of three one-byte changes, written by hand, with 31 bits of each packed change; then a
+ * patch. */
 static int read_patched(struct work *k, const unsigned char *patch, unsigned char n)
 {
     unsigned char bytes[64 + WS_DELTA_PAD_BYTES] = {
@@ -435,8 +435,8 @@ static void on_change(void *arg, uint32_t byte, unsigned width, uint32_t change)
     ((uint32_t *)arg)[byte] = change;
 }
 
-/* A patch behind the last number, or one that leaves no number of 32 bits, is none; the last that is one is.
- */
+/* A patch beyond the last number, or one whose result exceeds 32 bits, is refused; the largest valid one is
+ * accepted. */
 static void test_patches_at_the_edge(void **state)
 {
     uint32_t changes[3] = {0};
@@ -456,7 +456,7 @@ static void test_patches_at_the_edge(void **state)
     close_work(&k);
 }
 
-/* Segments over each other, one of more changes than elements fit, and one whose patches end behind the
+/* Overlapping segments, one with more changes than elements fit, and one whose patches end beyond the
  * delta. */
 static void test_segments_at_the_edge(void **state)
 {
@@ -478,7 +478,7 @@ static void test_segments_at_the_edge(void **state)
     assert_int_equal(ws_delta_edit_read(k.edit[0], one, 21, 4, &err), -EBADMSG);
     assert_int_equal(ws_delta_edit_read(k.edit[0], one, 20, 4, &err), -EBADMSG);
     assert_int_equal(ws_delta_edit_read(k.edit[0], one, 22, 3, &err), -EBADMSG);
-    assert_non_null(strstr(err.text, "a segment lies outside the block")); /* before there is room for them */
+    assert_non_null(strstr(err.text, "a segment lies outside the block")); /* before any allocation */
     close_work(&k);
 }
 

@@ -1,5 +1,5 @@
-/* Offers of deltas: read only where they are whole and say what their ends are, by bytes; and the set of a
- * model's deltas, where a delta is known by both of its ends. */
+/* Listings of deltas: accepted only if complete and with matching digests; and the set of a model's deltas,
+ * in which both ends identify a delta. */
 #include "transports/delta/set.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -117,7 +117,7 @@ static void test_set(void **state)
     assert_ptr_equal(find(&s, 1, 2, "r"), of[3]);
     assert_ptr_equal(find(&s, 2, 4, "r"), of[4]);
     assert_null(find(&s, 3, 4, "r"));
-    struct ws_delta *anew = delta(2, 3, "r"); /* instead of the one with these ends */
+    struct ws_delta *anew = delta(2, 3, "r"); /* replaces the one with the same ends */
     ws_delta_set_add(&s, anew);
     assert_int_equal(s.n, 5);
     assert_ptr_equal(find(&s, 2, 3, "r"), anew);
@@ -125,7 +125,7 @@ static void test_set(void **state)
     assert_int_equal(s.n, 0);
 }
 
-/* Link by link back from a version: what leads elsewhere is not among them. */
+/* Walks back from a version, delta by delta: deltas that lead elsewhere are skipped. */
 static void test_leading_to(void **state)
 {
     struct ws_delta_set s = {0};
@@ -140,7 +140,7 @@ static void test_leading_to(void **state)
     assert_int_equal(json_integer_value(json_object_get(json_array_get(list, 0), "base")), 2);
     assert_int_equal(json_integer_value(json_object_get(json_array_get(list, 1), "base")), 1);
     json_decref(list);
-    for (uint64_t i = 0; i < WS_MAX_DELTA_ENTRIES + 3; i++) /* the oldest go */
+    for (uint64_t i = 0; i < WS_MAX_DELTA_ENTRIES + 3; i++) /* the oldest are dropped */
         ws_delta_set_add(&s, delta(10 + i, 11 + i, "r"));
     assert_int_equal(s.n, WS_MAX_DELTA_ENTRIES);
     assert_null(find(&s, 12, 13, "r"));

@@ -1,8 +1,7 @@
-/* The vectors of tests/fixtures/delta_vectors: what is made of their bases and targets is what lies there,
- * byte for byte, so that the format, and what a writer of it does, does not change unnoticed. Frames of zstd
- * differ from one of its versions to the next; of those what is in them is compared.
- *
- * `test_delta_vectors write` writes the files `delta` anew. */
+/* The vectors of tests/fixtures/delta_vectors: deltas made from their bases and targets equal the stored ones
+ * byte for byte, so that neither the format nor the writer changes unnoticed. zstd's frames differ between
+ * its releases; of those the contents are compared. `test_delta_vectors write` writes the files `delta`
+ * again. */
 #include "tests/fixtures/delta_stream.h"
 #include "transports/base/file.h"
 #include "transports/delta/encode.h"
@@ -198,7 +197,7 @@ static void assert_same_record(const struct ws_delta_record *a, const struct ws_
     free(y);
 }
 
-/* Also those with frames, and they lead from the base to the target. */
+/* Vectors with frames too: applying them to the base gives the target. */
 static void test_kept_applied(void **state)
 {
     struct ws_patcher *patcher = ws_patcher_new();

@@ -1,4 +1,4 @@
-/* A folder as a source, where it cannot be looked at: what it had stays known, and that it cannot is said. */
+/* A folder as a source while it cannot be read: the known versions stay known, and the error is reported. */
 #include "transports/transport.h"
 #include <dirent.h>
 #include <dlfcn.h>
@@ -17,9 +17,9 @@
 
 #include <cmocka.h>
 
-/* File systems may, while another process renames what is in a folder. */
+/* File systems may fail this way while another process renames entries of a folder. */
 static bool each_twice;
-static const char *unreadable; /* what a folder of which nothing can be read ends with */
+static const char *unreadable; /* the error of a folder that cannot be read at all */
 
 static bool is_unreadable(DIR *d)
 {
@@ -33,7 +33,7 @@ static bool is_unreadable(DIR *d)
 struct dirent *readdir(DIR *d)
 {
     static struct dirent last;
-    static const DIR *once; /* where that was read, and not yet again */
+    static const DIR *once; /* where the error came last */
     struct dirent *(*next)(DIR *) = (struct dirent * (*)(DIR *)) dlsym(RTLD_NEXT, "readdir");
     if (is_unreadable(d)) {
         errno = EIO;
@@ -102,7 +102,7 @@ static int close_world(void **state)
     return 0;
 }
 
-/* As text; the caller's. */
+/* As text, which the caller frees. */
 static char *listing(const struct world *w)
 {
     json_t *list = NULL;
@@ -114,7 +114,7 @@ static char *listing(const struct world *w)
     return text;
 }
 
-/* Its digest is in the list from now on. */
+/* The list contains its digest from now on. */
 static char *known(const struct world *w)
 {
     struct ws_manifest *m = NULL;
@@ -149,7 +149,7 @@ static void a_folder_that_is_away_has_not_lost_its_versions(void **state)
     assert_is_listed(w, before);
 }
 
-/* In place, as long as before, and the folder knows nothing of it: what was hashed is not there any more. */
+/* Overwrites in place, with the same length, which the folder does not show: the hashed bytes are gone. */
 static void a_file_that_was_written_to_is_hashed_again(void **state)
 {
     const struct world *w = *state;
@@ -158,7 +158,7 @@ static void a_file_that_was_written_to_is_hashed_again(void **state)
     struct ws_manifest *m = NULL;
     snprintf(path, sizeof(path), "%s/m/7/model.safetensors", w->root);
     assert_int_equal(stat(path, &was), 0);
-    do { /* until the file system's clock has moved on */
+    do { /* until the file system's clock has advanced */
         const int fd = open(path, O_WRONLY | O_CLOEXEC);
         assert_true(fd >= 0);
         assert_int_equal(pwrite(fd, "x", 1, was.st_size - 1), 1);
@@ -175,7 +175,7 @@ static void a_file_that_was_written_to_is_hashed_again(void **state)
     free(before);
 }
 
-/* n descriptors are left, for the folder itself or also for some of what is in it. */
+/* n descriptors are left: for the folder itself, or also for some of its entries. */
 static void look_with(const struct world *w, unsigned n)
 {
     struct rlimit limit, less;
@@ -204,7 +204,7 @@ static void without_descriptors_nothing_is_lost(void **state)
     assert_is_listed(w, before);
 }
 
-/* It is not taken for one that was never there. */
+/* It is not taken for a version that never existed. */
 static void a_version_that_cannot_be_read_is_said_once(void **state)
 {
     const struct world *w = *state;

@@ -95,9 +95,9 @@ static void test_sizes(void **state)
         {WS_U8, 2, {BIG, BIG}, -EOVERFLOW, 0},
         {WS_F64, 1, {1UL << 58}, -EOVERFLOW, 0},
         {WS_F32, 1, {UINT64_MAX}, -EOVERFLOW, 0},
-        /* A product that wraps round to something harmless. */
+        /* A product that wraps around to a harmless number. */
         {WS_U8, 3, {BIG, BIG, 8}, -EOVERFLOW, 0},
-        /* A zero does not excuse it, wherever it stands. */
+        /* A zero dimension does not excuse it, in any position. */
         {WS_U8, 3, {0, BIG, BIG}, -EOVERFLOW, 0},
         {WS_U8, 3, {BIG, BIG, 0}, -EOVERFLOW, 0},
     };
