@@ -1,6 +1,6 @@
-/* The table of engines, and what holds for every kind: servers that are not there, hang or answer nonsense,
- * keys that are not shown, facts that an engine cannot report for a moment, and the templates of kind remote.
- * */
+/* The table of engines, and what every kind must do: servers that are absent, hang or answer nonsense, keys
+ * that must stay hidden, facts that an engine cannot report for a moment, and the templates of kind
+ * remote. */
 #include "backends/engine/call.h"
 #include "tests/fixtures/bad_server.h"
 #include "tests/fixtures/engine.h"
@@ -53,7 +53,7 @@ static void test_nobody_there(void **state)
     OPEN_8 OPEN_8 OPEN_8 OPEN_8 OPEN_8 OPEN_8 OPEN_8 OPEN_8 CLOSE_8 CLOSE_8 CLOSE_8 CLOSE_8 CLOSE_8 CLOSE_8  \
         CLOSE_8 CLOSE_8
 
-/* One odd answer to every request, and what probe and load make of it. */
+/* One malformed answer to every request, and the results of probe and load. */
 static const struct odd {
     struct bad_step step;
     int probe, load;
@@ -130,7 +130,7 @@ static void test_hanging(void **state)
     bad_server_stop(s);
 }
 
-/* Whatever a call may take by itself, it ends with the time that all of them have. */
+/* However long a single call may take, it ends when the time of the whole operation is over. */
 static void test_hanging_at_the_end(void **state)
 {
     static const struct bad_step step = {NULL, BAD_HANG, 0, NULL};
@@ -184,7 +184,7 @@ static void test_ca_file(void **state)
     snprintf(e.url, sizeof(e.url), "https://127.0.0.1:%u", bad_server_port(s));
     e.target.ca_file = "/nonexistent/ca.pem";
     assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), -EACCES);
-    e.target.ca_file = "/etc/passwd"; /* no certificates: what counts is who opens it */
+    e.target.ca_file = "/etc/passwd"; /* not certificates: the error shows which user opens it */
     e.target.ca_below = "/usr";
     assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), -EACCES);
     assert_non_null(strstr(err.text, "is no file below /usr"));
@@ -194,8 +194,8 @@ static void test_ca_file(void **state)
     bad_server_stop(s);
 }
 
-/* What an engine cannot say for a moment, as behind a gateway, is not that it has no such route, nor that it
- * was started as by default. */
+/* A fact that an engine cannot report for a moment, as behind a gateway, is neither a missing route nor a
+ * default setting. */
 static void test_facts_that_are_not_told(void **state)
 {
     static const struct bad_step sglang[] = {{"/model_info", BAD_JSON, 200, INFO_OF("/m", "1")},
@@ -231,7 +231,7 @@ static void test_facts_that_are_not_told(void **state)
     }
 }
 
-/* Each kind says of the other's server that it is none of its kind, and what to do. */
+/* Each kind recognizes the other's server, and the error says what to do. */
 static void test_wrong_kind(void **state)
 {
     struct engine e;
@@ -246,7 +246,7 @@ static void test_wrong_kind(void **state)
     engine_stop(&e);
 }
 
-/* A flush is believed where it says so, or has no body as that of older releases. */
+/* A flush succeeded if the reply says so, or has no body, as in older releases. */
 static void test_flush_answers(void **state)
 {
     static const struct {
@@ -273,7 +273,7 @@ static void test_flush_answers(void **state)
     }
 }
 
-/* An engine has two keys, and may repeat the one that it was not asked with. */
+/* An engine has two keys; a reply may repeat the one that was not sent. */
 static void test_other_key_is_not_shown(void **state)
 {
     static const struct bad_step steps[] = {
@@ -319,7 +319,7 @@ static void test_remote(void **state)
     assert_string_equal(now.version, "a \"2\"");
     engine_assert_holds(&e.target, 2);
     assert_int_equal(ops->load(&e.target, engine_one, "7", &err), -EREMOTEIO);
-    t.load = "POST:/flush_cache"; /* says 200 and loads nothing: not believed */
+    t.load = "POST:/flush_cache"; /* answers 200 and loads nothing: does not count as loaded */
     assert_int_equal(ops->load(&e.target, engine_one, "8", &err), -EREMOTEIO);
     t.load = "PUT:/x";
     assert_int_equal(ops->probe(&e.target, &facts, &now, &err), -EINVAL);

@@ -1,5 +1,5 @@
-/* The public client of engines, against servers that answer by a script: which key goes where, what is said of
- * keys, and how a request ends that gets no answer. */
+/* The public client of engines, against scripted servers: which key is sent where, that keys stay hidden, and
+ * how a request without an answer ends. */
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/bad_server.h"
 #include <errno.h>
@@ -124,7 +124,7 @@ static void test_ends(void **state)
     (void)state;
     assert_int_equal(wsync_engine_request(w.client, "/hang", "{}", 50, &status, &text), -ETIMEDOUT);
     assert_int_equal(wsync_engine_request(w.client, "/close", "{}", TIMEOUT_MS, &status, &text), -ECONNRESET);
-    wsync_engine_client_cancel(w.client); /* nothing is under way */
+    wsync_engine_client_cancel(w.client); /* no request is in flight */
     assert_int_equal(pthread_create(&thread, NULL, ask, &w), 0);
     while (bad_server_connections(s) < 3)
         usleep(1000);
@@ -149,7 +149,7 @@ static void test_fork(void **state)
     (void)state;
     assert_true(child >= 0);
     if (child == 0) {
-        alarm(60); /* instead of waiting for ever */
+        alarm(60); /* instead of waiting forever */
         int rc = wsync_engine_request(c, "/x", "{}", TIMEOUT_MS, &status, &text);
         bool opened = strstr(wsync_error(), "a fork: open one here");
         wsync_engine_client_cancel(c);
@@ -159,12 +159,12 @@ static void test_fork(void **state)
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
     assert_int_equal(bad_server_connections(s), 0);
-    expect(c, "/x", "{}", 200, "{}"); /* of no concern to the parent */
+    expect(c, "/x", "{}", 200, "{}"); /* does not affect the parent */
     wsync_engine_client_close(c);
     bad_server_stop(s);
 }
 
-/* A server that knows the key may repeat it as often as a reply is long. */
+/* A server that knows the key may repeat it as often as a reply can hold. */
 static void test_many_keys(void **state)
 {
     static const char key[] = "token-of-readers";

@@ -1,5 +1,5 @@
-/* A load is sent once, and believed only where this load alone can have made what the engine reports after
- * it: replies that are lost, time out or come from an engine that reported the version all along. */
+/* A load is sent once, and counts as successful only if this load alone can explain what the engine reports
+ * afterwards: replies that are lost, time out, or come from an engine that reported the version all along. */
 #include "backends/engine/load.h"
 #include "backends/engine/update.h"
 #include "tests/fixtures/bad_server.h"
@@ -20,7 +20,7 @@
 
 static struct ws_error err;
 
-/* libcurl asks again by itself when a connection that it had kept ends without a reply: never for a load or a
+/* libcurl repeats a request by itself if a kept connection ends without a reply: never for a load or a
  * resume. */
 static void test_load_is_sent_once(void **state)
 {
@@ -69,8 +69,8 @@ static void test_load_is_sent_once(void **state)
     bad_server_stop(s);
 }
 
-/* It had the request and is gone: that is not "no connection", also when libcurl found none at its second
- * try. */
+/* The engine received the request and has ended: that is not "no connection", even if libcurl finds none on
+ * its second try. */
 static void test_dies_of_a_request(void **state)
 {
     static const struct bad_step steps[] = {{"/model_info", BAD_JSON, 200, INFO_OF("/m", "1")},
@@ -94,7 +94,7 @@ static void test_dies_of_a_request(void **state)
     }
 }
 
-/* It said that it loaded, and was gone when it was asked what it serves: it has been told. */
+/* The engine answered that it loaded, and has ended when its version is queried: it received the load. */
 static void test_dies_after_a_load(void **state)
 {
     static const struct bad_step steps[] = {
@@ -127,8 +127,8 @@ static void test_dies_after_a_load(void **state)
 
 static const char *const both[] = {"sglang", "vllm"};
 
-/* It timed out, and the engine has named the version all along: that is no success. When the load is over,
- * the next one is. */
+/* The load timed out, and the engine has reported the version all along: that is no success. Once the load is
+ * over, the next one is. */
 static void test_timed_out_under_its_own_name(void **state)
 {
     (void)state;
@@ -152,8 +152,8 @@ static void test_timed_out_under_its_own_name(void **state)
     }
 }
 
-/* Without a mount a version has no number: every load is the "default" one, as is what it was started with.
- */
+/* Without a mount a version has no number: every load has the name "default", as does the version at the
+ * start. */
 static void test_update_under_one_name(void **state)
 {
     char *bad = checkpoint_folder();
@@ -173,7 +173,7 @@ static void test_update_under_one_name(void **state)
     checkpoint_remove(bad);
 }
 
-/* One that cannot be told another version: what it says after a lost reply proves nothing. */
+/* An engine without version names: its report after a lost reply proves nothing. */
 static void test_lost_reply_without_a_label(void **state)
 {
     static const struct bad_step steps[] = {{"/update_weights_from_disk", BAD_CLOSE, 0, NULL},
@@ -189,7 +189,7 @@ static void test_lost_reply_without_a_label(void **state)
     bad_server_stop(s);
 }
 
-/* An engine that says `named`, takes another label, and of which a load is never heard. */
+/* An engine that reports `named`, accepts another label, and never receives the load. */
 static char named[64];
 
 static int label_result;
@@ -231,19 +231,20 @@ static void test_load_that_is_never_heard(void **state)
     label_result = 0;
     assert_int_equal(ws_engine_load(&ops, &e.target, "/m", "2", &told, &err), -EAGAIN);
     assert_false(told);
-    assert_string_equal(named, "2"); /* it goes on as it was, and says so */
+    assert_string_equal(named, "2"); /* the engine keeps running, and reports the same */
     label_result = -ETIMEDOUT;
     assert_int_equal(ws_engine_load(&ops, &e.target, "/m", "2", &told, &err), -ETIMEDOUT);
     assert_false(told);
     assert_string_equal(named, "2");
-    told = true; /* it has heard of another one: who knows what it holds */
+    told = true; /* it has received another load: its weights are unknown */
     label_result = 0;
     assert_int_equal(ws_engine_load(&ops, &e.target, "/m", "2", &told, &err), -EAGAIN);
     assert_false(told);
     assert_string_equal(named, "loading 2");
 }
 
-/* One that takes another version and goes on to say this one, as schedulers that never hear of a label. */
+/* An engine that accepts another version name and goes on to report this one, as if its schedulers never got
+ * the label. */
 static void test_lost_reply_with_a_label_of_no_effect(void **state)
 {
     static const struct bad_step steps[] = {{"/update_weights_from_disk", BAD_CLOSE, 0, NULL},

@@ -1,5 +1,5 @@
-/* One update of one engine: which calls are made, in which order, and what is believed, whatever fails on the
- * way. The engine is a table of functions that record their calls. */
+/* One update of one engine: which calls are made, in which order, and which answers count, whatever fails.
+ * The engine is a table of functions that record their calls. */
 #include "backends/engine/update.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -12,21 +12,21 @@
 #include <cmocka.h>
 
 struct failure {
-    const char *call; /* NULL: no more of them */
+    const char *call; /* NULL: no more failures */
     int code;
 };
 
 static struct {
-    char version[64], path[64]; /* what it serves, and says */
+    char version[64], path[64]; /* what it serves, and reports */
     bool sleeping, labels;
-    bool forgets;                /* a resume starts it anew */
+    bool forgets;                /* a resume restarts it */
     const struct failure *fails; /* what fails next */
     char calls[256];
 } engine;
 
 static struct ws_error err;
 
-/* Writes it down; the code of the failure that is due. */
+/* Records the call; returns the code of the failure that is due. */
 static int called(const char *name, const char *what)
 {
     const size_t n = strlen(engine.calls);
@@ -110,7 +110,7 @@ static const struct ws_engine_ops ops = {.kind = "fake",
                                          .resume = resume,
                                          .serving = serving};
 
-/* Of one that serves version 1 of /one: to a version of /two. */
+/* The engine serves version 1 of /one: update to a version of /two. */
 static int update(const char *version, const struct failure *fails, const char *calls)
 {
     const struct ws_engine_target t = {.url = "http://e", .timeout_ms = 1000};
@@ -146,13 +146,13 @@ static void test_good(void **state)
     assert_string_equal(engine.version, "2");
     engine.labels = true;
     assert_int_equal(update("2", NULL, "pause load=/two flush resume"), 0);
-    /* What it says already proves nothing: it says something else meanwhile. */
+    /* It already reports the version, which would prove nothing: it gets another name meanwhile. */
     assert_int_equal(update("1", NULL, "pause load=/two flush resume label=1"), 0);
     assert_string_equal(engine.version, "1");
 }
 
-/* It is paused, perhaps, or has loaded: the old weights come back, and what was computed goes before it runs.
- */
+/* It may be paused or may have loaded: the old weights are loaded back and its caches flushed before it
+ * runs. */
 static void test_back(void **state)
 {
     (void)state;
@@ -181,7 +181,7 @@ static void test_never_told(void **state)
     assert_said("it sleeps on");
 }
 
-/* Without its old weights, or with keys and values of the new ones, it must not run. */
+/* Without the old weights, or with caches of the new ones, it must not run. */
 static void test_not_back(void **state)
 {
     (void)state;
@@ -195,7 +195,7 @@ static void test_not_back(void **state)
     assert_said("left paused");
 }
 
-/* It says something else after it was resumed. */
+/* It reports another version after the resume. */
 static void test_another_afterwards(void **state)
 {
     (void)state;

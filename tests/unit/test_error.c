@@ -1,4 +1,4 @@
-/* Errors: codes and sentences survive whatever is put into them. */
+/* Errors: codes and messages are kept whatever text is put into them. */
 #include "transports/base/error.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -69,7 +69,7 @@ static void test_long_texts_are_cut(void **state)
     assert_int_equal(err.text[0], 'x');
 }
 
-/* Cutting must not leave half a character: JSON would refuse the text. */
+/* A cut must not leave half a character: JSON would refuse the text. */
 static void test_cut_within_a_character(void **state)
 {
     char euros[WS_ERROR_TEXT * 3 + 1];

@@ -1,6 +1,6 @@
-/* Extraction against brute force: every tensor is written down index by index, cut over random meshes by
- * splitting lists as torch does, and put together again from what the extractors say, through the claims that
- * pick one writer a piece. */
+/* Extraction by brute force: every tensor is written index by index, cut over random meshes by splitting
+ * lists as torch does, and reassembled from the extractors' pieces, of which the claims choose one writer
+ * each. */
 #include "backends/trainer/tensor/piece.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
@@ -29,15 +29,15 @@ static unsigned below(unsigned n)
     return (unsigned)((seed >> 11) % n);
 }
 
-/* --- a file's tensors, and what ranks say that they hold of them --- */
+/* --- a file's tensors, and the ranks' descriptions of their parts --- */
 
 struct tensor {
     char name[128];
     unsigned n_dims;
     uint64_t shape[WSYNC_MAX_DIMS];
     size_t n;
-    uint32_t *values;  /* what it must be */
-    uint32_t *written; /* what the pieces gave */
+    uint32_t *values;  /* the expected value */
+    uint32_t *written; /* the value by the pieces */
     uint8_t *times;
 };
 struct world {
@@ -122,7 +122,7 @@ static void write_piece(struct tensor *t, const wsync_param *p)
     (void)ws_box_copy(t->times, &one, &box);
 }
 
-/* Every tensor of the file is written exactly, by one writer a piece, and nothing else is. */
+/* Every tensor of the file is written exactly, each piece by one writer, and nothing else is. */
 static void check_world(struct world *w)
 {
     uint64_t load[MAX_RANKS] = {0};
@@ -201,14 +201,14 @@ static void list_place(struct indices *list, const wsync_placement *p)
     free(out);
 }
 
-/* A tensor with a value an element, or 0 for padding. */
+/* A tensor with one value per element, or 0 for padding. */
 struct global {
     unsigned n_dims;
     uint64_t shape[WSYNC_MAX_DIMS];
     uint32_t *values;
 };
 
-/* The rank's local tensor by lists; the memory has room around each row, so that strides are not dense. */
+/* The rank's local tensor as lists; the memory has gaps around each row, so strides are not dense. */
 static void hold(struct world *w, unsigned rank, const struct global *g, wsync_held *h, bool roomy)
 {
     struct indices *lists = calloc(g->n_dims ? g->n_dims : 1, sizeof(*lists));
@@ -420,7 +420,7 @@ static void write_config(struct gpt *m)
     close(fd);
 }
 
-/* A Megatron tensor of all ranks: rows that come from the file's tensors, in order; 0: padding. */
+/* A Megatron tensor of all ranks: rows from the file's tensors, in order; 0: padding. */
 struct rows {
     struct global g;
     uint64_t next;
@@ -439,7 +439,7 @@ static void rows_take(struct rows *s, const struct tensor *t, uint64_t first, ui
     s->next += n;
 }
 
-/* The local part goes into held[n]: by lists, over a group. */
+/* Puts the local part into held[n]: by lists, over a group. */
 static void megatron_hold(struct world *w, unsigned rank, const struct global *g, wsync_held *h,
                           const char *name, unsigned layer, int kind, unsigned dim, unsigned at,
                           unsigned size)
@@ -452,7 +452,7 @@ static void megatron_hold(struct world *w, unsigned rank, const struct global *g
         h->placements[0] = (wsync_placement){(wsync_placement_kind)kind, dim, 2, size, at};
     }
     hold(w, rank, g, h, false);
-    h->n_placements = 0; /* they follow from the name */
+    h->n_placements = 0; /* they are derived from the name */
     memset(h->placements, 0, sizeof(h->placements));
     memcpy(h->shape, h->local, sizeof(h->shape));
 }
@@ -677,7 +677,7 @@ static void test_refusals(void **state)
     h.count = 7;
     refused(-EINVAL, &fsdp, &h, "w", "range held begins at 10");
     h.start = 0;
-    h.count = 7; /* of 8 that the placement says */
+    h.count = 7; /* the placement says 8 */
     h.n_placements = 1;
     h.placements[0] = (wsync_placement){.kind = WSYNC_SHARD, .size = 2};
     refused(-EINVAL, &fsdp, &h, "w", "holds 7 elements");
@@ -772,7 +772,7 @@ static void test_dtypes_and_moves(void **state)
     fclose(f);
     assert_int_equal(wsync_extract(&o, h, 3, &e), 0);
     const wsync_param *p = wsync_extraction_params(e, &n);
-    assert_int_equal(n, 2); /* the tied output layer is none of the file's */
+    assert_int_equal(n, 2); /* the file has no tied output layer */
     assert_int_equal(p[0].dtype, WSYNC_BF16);
     assert_true(p[0].converts);
     assert_int_equal(p[0].data_dtype, WSYNC_F32);

@@ -1,4 +1,4 @@
-/* The stand-in for CUDA's driver: what later tests rely on it for. */
+/* The stand-in for CUDA's driver: the behaviour that other tests rely on. */
 #ifdef WS_HAVE_CUDA
 #include "tests/fakes/opened.h"
 #include <errno.h>
@@ -58,7 +58,7 @@ static CUdeviceptr at(const void *host)
     return (CUdeviceptr)(uintptr_t)host;
 }
 
-/* A gate in a stream: a host function that waits for the gate. */
+/* A gate in a stream: a host function that waits until the gate opens. */
 struct gate {
     atomic_int open, passed;
 };
@@ -144,7 +144,7 @@ static void copies(void)
     OK(cu.host_free(out));
 }
 
-/* dst(z, y, x) = src of a box within, with all kinds of memory at either end. */
+/* Copies a box between all kinds of memory: dst(z, y, x) = src. */
 static void boxes(void)
 {
     open_driver(&cu, "delay=100");
@@ -197,7 +197,7 @@ static void boxes(void)
     GIVES(CUDA_ERROR_INVALID_VALUE, cu.copy_2d(&flat, NULL));
 }
 
-/* Pinned memory is read when the copy's turn comes. */
+/* Pinned memory is read when the copy runs. */
 static void lateness(void)
 {
     open_driver(&cu, "delay=0");
@@ -209,7 +209,7 @@ static void lateness(void)
     OK(cu.host_function(s, pass, &g));
     memset(in, 1, 64);
     OK(cu.copy(a, at(in), 64, s));
-    memset(in, 2, 64); /* too early: what arrives is wrong */
+    memset(in, 2, 64); /* too early: wrong bytes arrive */
     GIVES(CUDA_ERROR_NOT_READY, cu.stream_query(s));
     atomic_store(&g.open, 1);
     OK(cu.stream_synchronize(s));
@@ -242,7 +242,7 @@ static void event_rules(void)
     GIVES(CUDA_ERROR_NOT_READY, cu.event_query(e));
     OK(cu.stream_wait(b, e, 0));
     OK(cu.host_function(b, pass, &behind));
-    /* Another record does not change what b waits for, and is itself done. */
+    /* Another record does not change what b waits for, and completes itself. */
     CUstream c = stream(CU_STREAM_NON_BLOCKING);
     OK(cu.event_record(e, c));
     OK(cu.stream_wait(c, e, 0));
@@ -329,7 +329,7 @@ static void memory_ends(void)
     GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.mem_alloc(&b, 8192));
     GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.mem_alloc(&b, BYTES * 2));
     b = device_memory(3000);
-    CHECK(b % 4096); /* not at a page, as CUDA's small ones */
+    CHECK(b % 4096); /* not page-aligned, like small allocations of CUDA */
     OK(cu.mem_range(&base, &size, b + 2999));
     CHECK(base == b && size == 3000);
     OK(cu.pointer_attribute(&kind, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, b + 1));
@@ -374,7 +374,7 @@ static void kernels(void)
     OK(cu.module_function(&f, m, "fake_add_words"));
     OK(cu.fill(a.words, 0, sizeof(host), s));
     OK(cu.launch(f, 4, 1, 1, 32, 1, 1, 0, s, args, NULL));
-    a.add = 7; /* arguments are taken at the call */
+    a.add = 7; /* arguments are copied at the call */
     OK(cu.launch(f, 4, 1, 1, 32, 1, 1, 0, s, args, NULL));
     OK(cu.copy(at(host), a.words, sizeof(host), s));
     for (int i = 0; i < N; i++)
@@ -401,7 +401,7 @@ static void injected(void)
     GIVES(CUDA_ERROR_ILLEGAL_ADDRESS, cu.stream_synchronize(s));
     GIVES(CUDA_ERROR_ILLEGAL_ADDRESS, cu.mem_free(a));
     CUcontext other;
-    OK(cu.primary_retain(&other, 1)); /* another device is not concerned */
+    OK(cu.primary_retain(&other, 1)); /* another device is not affected */
     OK(cu.ctx_push(other));
     OK(cu.mem_alloc(&a, 64));
     OK(cu.stream_query(NULL));

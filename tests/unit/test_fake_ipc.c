@@ -72,7 +72,7 @@ static int receive_fd(void)
     return fd;
 }
 
-/* Both in processes of their own; the statuses that they ended with. */
+/* Runs both in child processes; their exit statuses. */
 static void in_pair(void (*one)(void), void (*two)(void), int status[2])
 {
     void (*const fns[])(void) = {one, two};
@@ -157,11 +157,11 @@ static void import_memory(void)
     OK(cu.ipc_mem_open(&again, a, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
     CHECK(again == pa);
     OK(cu.ipc_mem_close(pa));
-    GIVES(CUDA_ERROR_INVALID_VALUE, cu.ipc_mem_handle(&b, pa)); /* not ours to export */
+    GIVES(CUDA_ERROR_INVALID_VALUE, cu.ipc_mem_handle(&b, pa)); /* not exportable by this process */
     fill(pa, BYTES, 3);
     go();
     wait_for_peer();
-    OK(cu.ipc_mem_close(pb)); /* freed there; what it reads as now is undefined */
+    OK(cu.ipc_mem_close(pb)); /* freed there; what it reads as is undefined */
     GIVES(CUDA_ERROR_INVALID_VALUE, cu.ipc_mem_open(&pb, b, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
     go();
     char c;
@@ -221,7 +221,7 @@ static void export_event(void)
     wait_for_peer();
     atomic_store(&open, 1);
     wait_for_peer();
-    OK(cu.event_synchronize(e)); /* recorded by the other one */
+    OK(cu.event_synchronize(e)); /* recorded by the other process */
     OK(cu.event_query(e));
     check_bytes(p, BYTES, 8);
     go();
@@ -346,7 +346,7 @@ static void import_mapping(void)
     fill(p, 2 * SEGMENT, 6);
     go();
     wait_for_peer();
-    check_bytes(p, 2 * SEGMENT, 6); /* kept, though the other one has let it go */
+    check_bytes(p, 2 * SEGMENT, 6); /* kept, though the exporter has released it */
     CUmemAccessDesc none = access_here;
     none.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
     OK(cu.vmm_access(p + SEGMENT, SEGMENT, &none, 1));
@@ -383,12 +383,12 @@ static void open_afar(void)
     CUdeviceptr p;
     open_driver(&cu, "");
     GIVES(CUDA_ERROR_INVALID_VALUE, cu.ipc_mem_open(&p, afar, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
-    _exit(0); /* there is no looking for leaks in such a namespace */
+    _exit(0); /* leak checks do not work in such a namespace */
 }
 
 static void leave_namespace(void)
 {
-    if (!unshare(CLONE_NEWPID)) /* the next child's is another; not everybody may */
+    if (!unshare(CLONE_NEWPID)) /* for the next child; needs privileges */
         CHECK(in_child(open_afar) == 0);
     _exit(0);
 }
@@ -397,7 +397,7 @@ static void import_afar(void)
 {
     hear(&afar, sizeof(afar));
     CHECK(in_child(leave_namespace) == 0);
-    setenv("CUDA_VISIBLE_DEVICES", "1", 1); /* and where the device is not to be seen */
+    setenv("CUDA_VISIBLE_DEVICES", "1", 1); /* and where the device is not visible */
     CUdeviceptr p;
     open_driver(&cu, "");
     GIVES(CUDA_ERROR_INVALID_VALUE, cu.ipc_mem_open(&p, afar, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));

@@ -43,7 +43,7 @@ static CUstream stream;
 static CUdeviceptr memory;
 static int rank;
 
-/* What the ranks of a test tell each other. */
+/* What a test's ranks tell each other. */
 static struct shared {
     ncclUniqueId id;
     atomic_int has_id, arrived;
@@ -169,7 +169,7 @@ static void collectives(void)
     OK(cu.mem_free(memory));
 }
 
-/* Rank 2 dies in the second broadcast; the others abort, and go on without it. */
+/* Rank 2 dies in the second broadcast; the others abort, and continue without it. */
 static void a_rank_dies(void)
 {
     open_both(rank, rank == 2 ? "die=ncclBroadcast:2" : "");
@@ -179,7 +179,7 @@ static void a_rank_dies(void)
     OK(settled(comm));
     check(1);
     GIVES(ncclInProgress, broadcast(comm, BYTES, 0)); /* rank 2's end */
-    settled(comm);                                    /* which may be known already */
+    settled(comm);                                    /* which may already be known */
     if (rank == 0) {
         wait_for_failure(comm, ncclRemoteError);
         CHECK(strlen(nccl.last_error(comm)) > 10);
@@ -196,7 +196,7 @@ static void a_rank_dies(void)
     OK(nccl.destroy(smaller));
 }
 
-/* One never comes: the others' communicator is not made, until they give up. */
+/* One rank never comes: the others' communicator is not created, until they give up. */
 static void a_rank_is_missing(void)
 {
     if (rank == 2)
@@ -209,7 +209,7 @@ static void a_rank_is_missing(void)
     OK(nccl.abort(comm));
 }
 
-/* Rank 1 hangs; rank 0 aborts, with work in its stream behind it. */
+/* Rank 1 hangs; rank 0 aborts, with more work queued in its stream. */
 static void a_rank_hangs(void)
 {
     open_both(rank, "hang=1:1");
@@ -249,7 +249,7 @@ static void one_gpu(void)
 static void one_gpu_allowed(void)
 {
     open_both(0, "one_gpu=1,slow=1:20");
-    ncclComm_t comm = begin(2, 1); /* this one blocks */
+    ncclComm_t comm = begin(2, 1); /* the communicator blocks */
     fill((unsigned char)(rank + 1));
     OK(broadcast(comm, BYTES, 1));
     check(2);
@@ -262,14 +262,14 @@ static void never(void *arg)
     CHECK(!"run in a context that is broken");
 }
 
-/* A context that breaks takes what is queued in it along. */
+/* A context that breaks discards what is queued in it. */
 static void context_breaks(void)
 {
     open_both(rank, "hang=0:1");
     ncclComm_t comm = join_all(2);
     GIVES(ncclInProgress, broadcast(comm, BYTES, 0));
     OK(cu.host_function(stream, never, NULL));
-    if (settled(comm) == ncclSuccess) /* the other one may have given up already */
+    if (settled(comm) == ncclSuccess) /* the other rank may have given up already */
         broadcast(comm, BYTES, 0);
     CUdeviceptr p;
     CUstream other;
@@ -285,7 +285,7 @@ static void context_breaks(void)
     OK(nccl.abort(comm));
 }
 
-/* The ranks, each in a process; how rank `dies` ended is told by a signal, the others in success. */
+/* Runs the ranks, each in a process. Rank `dies` must end by a signal, the others successfully. */
 static void run_ranks(void (*fn)(void), int n, int dies)
 {
     pid_t pids[RANKS];

@@ -1,5 +1,5 @@
-/* wsync_file_to_gpu: a file's bytes in device memory, for any place and size, pinned or not; what is refused
- * and what fails. */
+/* wsync_file_to_gpu: a file's bytes in device memory, for any offset and size, pinned or not; refusals and
+ * failures. */
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/gpu.h"
 #include "transports/device/device.h"
@@ -18,7 +18,7 @@
 #include <errno.h>
 #include <pthread.h>
 
-#define CHUNK      ((size_t)4 << 20) /* as the code has it: sizes around it are tried */
+#define CHUNK      ((size_t)4 << 20) /* the code's own value: sizes around it are tried */
 #define FILE_BYTES (5 * CHUNK + 77)
 
 static unsigned char *content;
@@ -101,7 +101,7 @@ static void refuse(void)
     EXPECT(wsync_file_to_gpu(file, UINT64_MAX, 8, p) == -EINVAL);
     EXPECT(wsync_file_to_gpu(file, 1, INT64_MAX, p) == -EINVAL);
     EXPECT(wsync_file_to_gpu(-1, 0, 8, p) == -EBADF);
-    EXPECT(wsync_file_to_gpu(file, 0, FILE_BYTES, p) == 0); /* and it goes on */
+    EXPECT(wsync_file_to_gpu(file, 0, FILE_BYTES, p) == 0); /* and it works again */
     compare(0, p, content, FILE_BYTES);
     ws_cuda_device.release(0, p);
 }

@@ -1,4 +1,4 @@
-/* Checkpoint folders: what is published of them, and what is refused before anything is. */
+/* Checkpoint folders: which files are published, and which folders are refused first. */
 #include "tests/fixtures/private_folder.h"
 #include "transports/format/folder.h"
 #include <errno.h>
@@ -189,7 +189,7 @@ static void test_links(void **state)
     char path[512], target[512];
 
     (void)state;
-    /* As a download cache lays it out: names link to blobs. */
+    /* As in a download cache: names are links to blobs. */
     put_weights("blob", "a");
     snprintf(path, sizeof(path), "%s/model.safetensors", dir);
     assert_int_equal(symlink("blob", path), 0);
@@ -206,7 +206,7 @@ static void test_no_files(void **state)
     (void)state;
     put_weights("model.safetensors", "a");
     snprintf(path, sizeof(path), "%s/pipe.json", dir);
-    assert_int_equal(mkfifo(path, 0600), 0); /* would hang whoever opened it */
+    assert_int_equal(mkfifo(path, 0600), 0); /* opening it would block */
     expect_error(-EINVAL, "pipe.json is a FIFO");
     assert_int_equal(unlink(path), 0);
     assert_int_equal(symlink("/dev/zero", path), 0);
@@ -223,7 +223,7 @@ static void link_of(const char *name, const char *target, uid_t owner)
     assert_int_equal(lchown(path, owner, owner), 0);
 }
 
-/* A link of another user must not lend that user the daemon's rights. */
+/* A link of another user must not give that user the daemon's permissions. */
 static void test_links_of_others(void **state)
 {
     enum { STRANGER = 12345 };
@@ -231,7 +231,7 @@ static void test_links_of_others(void **state)
 
     (void)state;
     if (geteuid() != 0)
-        skip(); /* links of others are root's to make */
+        skip(); /* only root can create links of others */
     put_weights("model.safetensors", "a");
     assert_int_equal(chmod(dir, 0755), 0);
     snprintf(secret, sizeof(secret), "%s/private", dir);
@@ -244,19 +244,19 @@ static void test_links_of_others(void **state)
     expect_error(-EACCES, "config.json: a link of user 12345");
     link_of("config.json", "shadow", STRANGER);
     expect_error(-EACCES, "config.json: a link of user 12345");
-    assert_int_equal(chmod(path, 0644), 0); /* open to everybody */
+    assert_int_equal(chmod(path, 0644), 0); /* readable by everyone */
     expect_files("config.json model.safetensors");
     assert_int_equal(chmod(path, 0600), 0);
-    assert_int_equal(chown(path, STRANGER, STRANGER), 0); /* his own */
+    assert_int_equal(chown(path, STRANGER, STRANGER), 0); /* the user's own */
     expect_files("config.json model.safetensors");
     snprintf(path, sizeof(path), "%s/private/secret", dir);
-    assert_int_equal(chmod(path, 0644), 0); /* but its folder is closed to him */
+    assert_int_equal(chmod(path, 0644), 0); /* but the user cannot enter its folder */
     link_of("config.json", "private/secret", STRANGER);
     expect_error(-EACCES, "config.json: a link of user 12345");
-    link_of("way", "private", STRANGER); /* or the way is his */
+    link_of("way", "private", STRANGER); /* or the path contains a link of the user */
     link_of("config.json", "way/secret", 0);
     expect_error(-EACCES, "config.json: a link of user 12345");
-    link_of("config.json", "private/secret", 0); /* root says so */
+    link_of("config.json", "private/secret", 0); /* root's link is followed */
     expect_files("config.json model.safetensors");
     link_of("config.json", "config.json", 0);
     expect_error(-ELOOP, "config.json");
@@ -355,7 +355,7 @@ static void test_shards_without_index(void **state)
 static void test_shard_names(void **state)
 {
     (void)state;
-    /* Counted from 0; another width of the count; two sets; names that only look like shards. */
+    /* Counted from 0; another width of the count; two sets; names that only resemble shards. */
     put_weights("a-00000-of-00002.safetensors", "a");
     put_weights("a-00001-of-00002.safetensors", "b");
     put_weights("b-00001-of-000002.safetensors", "c");
@@ -381,11 +381,11 @@ static void test_index(void **state)
                     "\"b\":\"model-00001-of-00002.safetensors\","
                     "\"c\":\"model-00002-of-00002.safetensors\"}}");
     expect_files("model-00001-of-00002.safetensors model-00002-of-00002.safetensors " INDEX);
-    /* Weights that the index does not name are left out, even if they hold the same or nonsense. */
+    /* Weights that the index does not name are ignored, whatever they contain. */
     put_weights("consolidated.safetensors", "abc");
     put_text("other.safetensors", "nonsense");
     expect_files("model-00001-of-00002.safetensors model-00002-of-00002.safetensors " INDEX);
-    /* An index that does not name all shards of a set, although they are there, has lost some tensors. */
+    /* An index that does not name all shards of a set that are there has lost some tensors. */
     put_text(INDEX, "{\"weight_map\":{\"a\":\"model-00001-of-00002.safetensors\","
                     "\"b\":\"model-00001-of-00002.safetensors\"}}");
     expect_error(-ENOENT, "model-00002-of-00002.safetensors is missing: by their names there are 2");

@@ -1,4 +1,4 @@
-/* A peer on the unix socket that is stopped: what is sent to it and what is awaited of it ends. */
+/* A peer on the unix socket that is stopped: sending to it and waiting for it end at the deadline. */
 #include "transports/ipc/client.h"
 #include "transports/ipc/frame.h"
 #include <errno.h>
@@ -54,7 +54,7 @@ static void nobody_answers(void **state)
         ws_ipc_call(sock[0], "GET", "/v1/models", NULL, NULL, 0, SHORT_MS, &reply, NULL, 0, NULL, &err),
         -ETIMEDOUT);
     assert_null(reply);
-    /* It answers late: that is no answer to the next request. */
+    /* The peer answers late: that must not be taken for the answer to the next request. */
     json_t *late = json_pack("{s:i,s:s}", "status", 200, "body", "late");
     assert_true(ws_frame_send(sock[1], late, NULL, 0, SHORT_MS, &err) < 0);
     json_decref(late);
@@ -65,7 +65,7 @@ static void nobody_answers(void **state)
     close(sock[1]);
 }
 
-/* A connection that a lease lives on stays when an answer is missing; another one ends. */
+/* A connection that holds a lease survives a missing answer; others are closed. */
 static void silence_ends_no_lease(void **state)
 {
     int sock[2];
@@ -84,7 +84,7 @@ static void silence_ends_no_lease(void **state)
     close(sock[1]);
 }
 
-/* What is leased lives on a connection on which a request could not be sent, too; else that is ended. */
+/* A connection that holds leases also survives a request that could not be sent; others are closed. */
 static void a_lost_request_ends_no_lease(void **state)
 {
     struct ws_error err = {0};
@@ -104,7 +104,8 @@ static void a_lost_request_ends_no_lease(void **state)
     }
 }
 
-/* Descriptors that came with what is no answer are closed once, so that no later close hits their numbers. */
+/* Descriptors that came with an invalid answer are closed exactly once, so that no later close hits reused
+ * numbers. */
 static void descriptors_of_no_answer(void **state)
 {
     int sock[2], fd = -1;
@@ -131,11 +132,10 @@ static void descriptors_of_no_answer(void **state)
     close(sock[0]);
 }
 
-/* A message is whole with all its descriptors: a version that is mapped without its last file is another one.
- */
+/* A message needs all of its descriptors: a version mapped without its last file would be another one. */
 static void descriptors_that_are_lost(void **state)
 {
-    const uint32_t head[] = {0x31465357U, 2, 1}; /* it tells of one */
+    const uint32_t head[] = {0x31465357U, 2, 1}; /* it announces one */
     int sock[2], got[2], more[2];
     size_t n = 0;
     json_t *body = NULL;
@@ -151,7 +151,7 @@ static void descriptors_that_are_lost(void **state)
     json_t *reply = json_pack("{s:i}", "status", 200);
     assert_int_equal(ws_frame_send(sock[0], reply, sock, 2, LONG_MS, &err), 0);
     json_decref(reply);
-    assert_int_equal(pipe2(more, O_CLOEXEC), 0); /* there is room for one of the two */
+    assert_int_equal(pipe2(more, O_CLOEXEC), 0); /* only one of the two fits the limit */
     close(more[0]);
     close(more[1]);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
@@ -164,7 +164,7 @@ static void descriptors_that_are_lost(void **state)
     assert_int_equal(n, 0);
     assert_non_null(strstr(err.text, "ulimit"));
     const int next = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    assert_int_equal(next, more[0]); /* and none of them is left open */
+    assert_int_equal(next, more[0]); /* and none of them stays open */
     close(next);
     close(sock[0]);
     close(sock[1]);

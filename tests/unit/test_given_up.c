@@ -1,5 +1,6 @@
-/* A trainer on two nodes, whose ranks do not all begin what is given up: a late rank gets the error once and goes
- * on with the others, whichever node it is on; nodes that wrote different versions agree again at the next. */
+/* A trainer on two nodes whose ranks do not all begin an abandoned version: a late rank gets the error once
+ * and then continues with the others, on either node; nodes that wrote different versions agree again on the
+ * next one. */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/core/leases.h"
@@ -109,7 +110,7 @@ static void give_up(unsigned r, uint64_t version)
     assert_int_equal(wsync_abandon(w.ranks[r].p), 0);
 }
 
-/* All of them are told of this version: it is there (0), or was given up and why. */
+/* All of them get this result for the version: published (0), or abandoned and why. */
 static void all_hear(uint64_t version, int rc, const char *why)
 {
     for (unsigned r = 0; r < N_RANKS; r++) {
@@ -121,7 +122,7 @@ static void all_hear(uint64_t version, int rc, const char *why)
     }
 }
 
-/* By all at once, as the first of a registration has to be. */
+/* Offloaded by all at once, as the first version of a registration must be. */
 static void publish(uint64_t version)
 {
     for (unsigned r = 0; r < N_RANKS; r++) {
@@ -211,7 +212,7 @@ static void late_ranks_hear_of_it(void **state)
         late(r, 2, "rank 0 gave it up");
     all_hear(2, -ECANCELED, "rank 0 gave it up");
     publish(3);
-    give_up(3, 4); /* on the other; its mate's begin asks the primary, which has heard of it then */
+    give_up(3, 4); /* on the other node; its mate's begin asks the primary, which knows of it by then */
     late(2, 4, "rank 3 gave it up");
     late(0, 4, "rank 3 gave it up");
     late(1, 4, "rank 3 gave it up");
@@ -220,7 +221,7 @@ static void late_ranks_hear_of_it(void **state)
     end();
 }
 
-/* A rank that got the error does not wait for the one that has ended; the one that replaces it is not late. */
+/* A rank that got the error does not wait for the one that has ended; a replacement is not late. */
 static void a_rank_that_ended_comes_back(void **state)
 {
     (void)state;
@@ -285,7 +286,7 @@ static void a_node_that_is_behind_catches_up(void **state)
     end();
 }
 
-/* The primary's node waits for a slot with the version that the other one gives up. */
+/* The primary's node waits for a slot with the version that the other node abandons. */
 static void given_up_while_it_is_prepared(void **state)
 {
     struct ws_error err = {0};
@@ -309,8 +310,8 @@ static void given_up_while_it_is_prepared(void **state)
     end();
 }
 
-/* The other node gives a version up while an answer of the primary is on its way, which knows of an older one
- * only. */
+/* The other node abandons a version while the primary's answer is on its way, which knows only of an older
+ * one. */
 static void an_older_answer_undoes_nothing(void **state)
 {
     struct ws_agent *primary, *other;
@@ -325,7 +326,7 @@ static void an_older_answer_undoes_nothing(void **state)
         late(2 - r, 2, "rank 3 gave it up");
     publish(3);
     begin(3, 4);
-    pthread_mutex_lock(&primary->lock); /* it answers nobody */
+    pthread_mutex_lock(&primary->lock); /* it does not answer */
     pthread_mutex_lock(&other->lock);
     m = ws_agent_model_find(other, "m");
     ws_group_wake(other, m);
@@ -347,7 +348,7 @@ static void an_older_answer_undoes_nothing(void **state)
     end();
 }
 
-/* A node hashes what was given up to its end, while others go on and give up the next one. */
+/* A node hashes an abandoned version to its end, while others continue and abandon the next one. */
 static void what_ends_late_undoes_nothing(void **state)
 {
     struct ws_agent_model *m;
@@ -369,7 +370,7 @@ static void what_ends_late_undoes_nothing(void **state)
     end();
 }
 
-/* A reason so long that it is cut, within a letter, where the nodes put their names before it. */
+/* A reason so long that it is cut, inside a character, where the nodes prefix it with their names. */
 static void a_long_reason_is_heard(void **state)
 {
     static const char letter[] = "\xE2\x82\xAC"; /* a euro sign */

@@ -1,8 +1,8 @@
-/* gpu_delta: whatever changed from one version to the next, and whatever happened in between, the file is the
- * one that the same parameters make out of host memory, the agent's delta is the one that it would have made
- * itself, and only what changed has left the GPU.
- * timeout: 600, takes: 55
- */
+/* gpu_delta: whatever changed between two versions, and whatever happened in between, the file equals the one
+ * made from the same parameters in host memory, the agent's delta equals the one that it would have made
+ * itself, and only changed blocks left the GPU.
+ *
+ * timeout: 600, takes: 55 */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/gpu.h"
@@ -30,7 +30,7 @@
 
 struct param {
     wsync_param at_host, at_gpu;
-    unsigned char *bytes; /* of the source, as the GPU has them */
+    unsigned char *bytes; /* of the source, as on the GPU */
     size_t n, width;
     char name[24];
 };
@@ -57,10 +57,10 @@ static void many_versions(void);
 static void two_ranks(void);
 #endif
 
-/* The stand-in's usual device is smaller than what is kept and compared. */
+/* The stand-in's default device is smaller than the kept and compared memory. */
 static void run(void (*fn)(void), const char *told)
 {
-#ifdef __SANITIZE_THREAD__ /* fifteen times slower: what runs on several threads at once is run */
+#ifdef __SANITIZE_THREAD__ /* fifteen times slower: only what runs on several threads is run */
     if (fn != many_versions && fn != two_ranks) {
         print_message("# too slow with the thread sanitizer; the other builds run it\n");
         skip();
@@ -149,7 +149,7 @@ static void add_all(unsigned n_short)
     add_box(WSYNC_BF16, 0, WSYNC_BF16, 900, 1200, 1, 900);  /* transposed, */
     add_box(WSYNC_BF16, 0, WSYNC_BF16, 300, 4096, 5000, 1); /* long rows apart, */
     add_plain(WSYNC_F32, 500, 1003);
-    add_plain(WSYNC_U8, 1, 1777777); /* and ones that lie unevenly */
+    add_plain(WSYNC_U8, 1, 1777777); /* and unaligned ones */
     add_plain(WSYNC_BF16, 700, 1001);
 }
 
@@ -184,7 +184,7 @@ static void end(void)
     w.n = 0;
 }
 
-/* Again where the stand-in was told to let it fail. */
+/* Tries again where the stand-in was configured to fail. */
 static void bring(void *to, const void *from, size_t bytes)
 {
     struct ws_error err = {0};
@@ -198,7 +198,7 @@ static void bring(void *to, const void *from, size_t bytes)
     GPU_CHECK(rc == 0, "%s", err.text);
 }
 
-/* One element of `each` changes, by chance; 0: none. */
+/* Changes about one element of `each`, at random; 0: none. */
 UNWATCHED static void change(double each)
 {
     for (size_t i = 0; i < w.n && each > 0; i++) {
@@ -211,7 +211,7 @@ UNWATCHED static void change(double each)
     }
 }
 
-/* --- what is there --- */
+/* --- checks --- */
 
 static int note_block(void *arg, size_t block, uint64_t hash)
 {
@@ -262,7 +262,7 @@ static void fetch_delta(struct ws_source *s, struct ws_lane *lane, struct fetche
     free(offers);
 }
 
-/* The file as the agent serves it, every block hashed again, and the delta that leads to it. */
+/* The file as the agent serves it, with every block hashed again, and the delta that leads to it. */
 static struct fetched fetch(const char *model, uint64_t version, uint64_t base)
 {
     struct ws_error err = {0};
@@ -317,7 +317,7 @@ UNWATCHED static void check_equal(const unsigned char *a, const unsigned char *b
                   (unsigned long long)n);
 }
 
-/* The delta of the one is the other's, and makes the new file of the old one. */
+/* Both deltas are equal, and make the new file from the old one. */
 static void compare_deltas(const struct fetched *h, const struct fetched *g, uint64_t version)
 {
     struct ws_patcher *patcher = ws_patcher_new();
@@ -343,7 +343,7 @@ static void compare_deltas(const struct fetched *h, const struct fetched *g, uin
     ws_patcher_free(patcher);
 }
 
-/* What the report says travelled, in MB. */
+/* The MB transferred, from the report. */
 struct travelled {
     double changes, instead, whole;
 };
@@ -387,7 +387,7 @@ static void publish(wsync_publisher *p, bool at_gpu, uint64_t version)
     GPU_CHECK(rc == 0 || rc == -ENODATA, "%s", wsync_error());
 }
 
-/* Both models get the version, and are compared; base: the version before, 0: there is none. */
+/* Both models get the version, and are compared; base: the previous version, 0: there is none. */
 static void both(uint64_t version, uint64_t base)
 {
     publish(w.host, false, version);
@@ -424,7 +424,7 @@ static void many_versions(void)
         GPU_CHECK(all > 15 && all < 60, "%s", wsync_gpu_report(w.gpu));
         if (v <= 2 || v == 5 || v == 7) /* filled, or more than a third changed */
             GPU_CHECK(t.whole > 0.8 * all, "%s", wsync_gpu_report(w.gpu));
-        if (v == 4 || v >= 9) { /* the slot's version is in reach of records */
+        if (v == 4 || v >= 9) { /* the records reach the slot's version */
             GPU_CHECK(t.whole == 0, "%s", wsync_gpu_report(w.gpu));
             GPU_CHECK(t.changes < 0.1 * all, "%s", wsync_gpu_report(w.gpu));
         }
@@ -438,7 +438,7 @@ static void test_many_versions(void **state)
     run(many_versions, NULL);
 }
 
-/* Without kernels, or room, or pinned memory, all travels, and it is said why. */
+/* Without kernels, memory or pinned memory everything is transferred, and the report says why. */
 static void without(void)
 {
     struct travelled t;
@@ -471,7 +471,7 @@ static void test_unpinned(void **state)
     run(without, "register=0,memory=1G");
 }
 
-/* Slots that are held are passed over, so that what a slot holds is of any age. */
+/* Slots with readers are skipped, so a slot may hold a version of any age. */
 static void held(void)
 {
     wsync_version_files *files[2] = {NULL};
@@ -495,7 +495,7 @@ static void test_held_slots(void **state)
     run(held, NULL);
 }
 
-/* Versions that are begun, written in part or whole, and abandoned. */
+/* Versions that were begun, written in part or completely, and abandoned. */
 static void abandoned(void)
 {
     uint64_t v = 1, base = 0;
@@ -537,7 +537,7 @@ static void test_abandoned_versions(void **state)
     run(abandoned, NULL);
 }
 
-/* Offloads that fail anywhere: what was kept is not trusted, and the next version is right. */
+/* Offloads that fail anywhere: the kept blocks are not trusted, and the next version is right. */
 static void failing(void)
 {
     unsigned failed = 0;
@@ -587,7 +587,7 @@ static void test_failing_events(void **state)
     run(failing, "memory=1G,fail=cuEventRecord:60:1:1,fail=cuEventSynchronize:25:1:1");
 }
 
-/* A slot whose bytes are not what they were said to be: the hash tells, and the block comes whole. */
+/* A slot whose bytes are not the recorded ones: the hash shows it, and the block is transferred whole. */
 static void damaged(void)
 {
     struct travelled t;
@@ -602,7 +602,7 @@ static void damaged(void)
     struct fetched before = fetch("g", 4, 0);
     bytes = before.file->size_bytes;
     drop(&before);
-    for (int fd = 0; fd < 1024; fd++) { /* of this process, the agent's are among them */
+    for (int fd = 0; fd < 1024; fd++) { /* of this process, which include the agent's */
         struct stat st;
         if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != bytes)
             continue;
@@ -630,8 +630,8 @@ static void test_a_damaged_slot(void **state)
     run(damaged, NULL);
 }
 
-/* Two ranks. The one commits a version that the other gives up, and it is made again out of other bytes: what
- * the first has kept is of a version that nobody ever saw. */
+/* Two ranks. One commits a version that the other abandons, and it is made again from other bytes: the first
+ * rank then keeps blocks of a version that was never published. */
 struct rank {
     pthread_t thread;
     wsync_publisher *p;
@@ -705,7 +705,7 @@ static void two_ranks(void)
         GPU_CHECK(wsync_wait_published(r[0].p, v, 60000) == 0, "%s", wsync_error());
         int rc = wsync_wait_delta(r[0].p, v, 60000);
         GPU_CHECK(rc == 0 || rc == -ENODATA, "%s", wsync_error());
-        /* The same by a rank that keeps nothing. */
+        /* The same with a rank that keeps nothing. */
         wsync_param *params = malloc((w.n + 1) * sizeof(*params));
         for (size_t i = 0; i < w.n; i++) {
             params[i] = w.params[i].at_host;
@@ -736,7 +736,7 @@ static void test_two_ranks(void **state)
     run(two_ranks, NULL);
 }
 
-/* The agent ends and comes back: its slots are new. The trainer ends and comes back: it has kept nothing. */
+/* The agent restarts with new slots. The trainer restarts and has kept nothing. */
 static void restarted(void)
 {
     start();
@@ -761,7 +761,7 @@ static void test_restarts(void **state)
     run(restarted, NULL);
 }
 
-/* Parameters change their layout, their place and their number. */
+/* Parameters change their layout, address and number. */
 static void changing(void)
 {
     start();
@@ -828,7 +828,7 @@ static void test_two_devices(void **state)
     run(two_devices, "devices=2,memory=1G");
 }
 
-/* What is shared goes before: its second buffer takes the memory that gpu_delta had. */
+/* Sharing comes first: its second buffer takes the memory that gpu_delta used. */
 static void makes_room(void)
 {
     strategy = "packed_cuda_ipc";

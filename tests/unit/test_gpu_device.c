@@ -1,5 +1,5 @@
-/* Kinds of memory: what a device is said to be, what cannot be used and why, boxes and pieces that are copied
- * out of it against the same on the host. */
+/* Kinds of memory: a device's properties, what cannot be used and why, boxes and pieces copied from it
+ * compared with the same on the host. */
 #include "tests/fixtures/gpu.h"
 #include "transports/device/copies.h"
 #include <errno.h>
@@ -48,7 +48,7 @@ static void test_described(void **state)
     gpu_run(described, NULL);
 }
 
-/* A host's memory that is full says with how much. */
+/* When host memory is full the error says how much is used. */
 static void full(void)
 {
     struct ws_error err = {0};
@@ -100,7 +100,7 @@ static void no_driver(void)
     setenv("WSYNC_LIBCUDA", "/nowhere/libcuda.so.1", 1);
     GPU_CHECK(ops->available(&err) == -ENOTSUP, "%s", err.text);
     says(&err, "WSYNC_LIBCUDA");
-    setenv("WSYNC_LIBCUDA", "libc.so.6", 1); /* the first answer stands: it is tried once a process */
+    setenv("WSYNC_LIBCUDA", "libc.so.6", 1); /* the first answer is kept: a process tries once */
     GPU_CHECK(ops->available(&err) == -ENOTSUP, "%s", err.text);
 }
 
@@ -174,7 +174,7 @@ static uint64_t any(uint64_t below)
     return (seed >> 24) % below;
 }
 
-/* A box of up to four dimensions with gaps, reversed and repeated ones among them, as its source has it. */
+/* A box of up to four dimensions with gaps, also reversed and repeated ones, as in its source. */
 static void any_box(struct ws_box_extents *r, int64_t *low, int64_t *high)
 {
     uint64_t size[4], offset[4] = {0};

@@ -1,7 +1,7 @@
-/* Offload out of a GPU's memory: whatever the pieces, their strides, their conversions and the driver's mood,
- * the file is the one that the same parameters make out of host memory, and a failure loses no version.
- * timeout: 300, takes: 80
- */
+/* Offload from GPU memory: whatever the pieces, their strides, conversions and the driver's failures, the
+ * file equals the one made from the same parameters in host memory, and a failure loses no version.
+ *
+ * timeout: 300, takes: 80 */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/gpu.h"
@@ -104,7 +104,7 @@ UNWATCHED static void fill(unsigned char *p, size_t n)
         p[i] = (unsigned char)any(251);
 }
 
-/* elements: of the source, from the first of the piece on. */
+/* elements of the source, from the piece's first one on */
 UNWATCHED static void add(wsync_param p, size_t elements)
 {
     const size_t one = width(p.converts ? p.data_dtype : p.dtype), i = w.n++;
@@ -139,7 +139,7 @@ static void add_box(wsync_dtype t, int converts, wsync_dtype from, uint64_t rows
 static void add_all(void)
 {
     add_plain(WSYNC_BF16, 3000, 2048); /* long ones */
-    add_plain(WSYNC_U8, 1, 77777);     /* what follows begins at odd places */
+    add_plain(WSYNC_U8, 1, 77777);     /* what follows begins at odd offsets */
     add_plain(WSYNC_BF16, 1500, 1001);
     add_box(WSYNC_BF16, 1, WSYNC_F32, 900, 1111, 1111, 1); /* converted */
     add_box(WSYNC_F16, 1, WSYNC_F32, 70, 333, 400, 1);
@@ -296,7 +296,8 @@ static void *offload_one(void *arg)
     return NULL;
 }
 
-/* Two ranks hold all of it, one on the host and one on the GPU. Is the version published? */
+/* Two ranks hold all tensors, one on the host and one on the GPU. Returns whether the version was
+ * published. */
 static bool offload_both(struct audited *ranks, uint64_t version)
 {
     for (int r = 0; r < 2; r++) {
@@ -312,14 +313,14 @@ static bool offload_both(struct audited *ranks, uint64_t version)
     return rc == 0;
 }
 
-/* What a device hashes is what the host does, of all forms; one changed byte is found, whoever writes it. */
+/* A device computes the host's hashes, for all forms; one changed byte is found on either side. */
 static void audited(void)
 {
     struct audited ranks[2] = {{.params = w.at_host}, {.params = w.at_gpu}};
     uint64_t version = 1;
     start();
     add_all();
-    add((wsync_param){.dtype = WSYNC_BF16, /* a range, and a source at an odd place */
+    add((wsync_param){.dtype = WSYNC_BF16, /* a range, and a source at an odd address */
                       .n_dims = 1,
                       .shape = {5000001},
                       .piece = {.kind = WSYNC_RANGE, .start = 0, .count = 5000001}},
@@ -340,7 +341,7 @@ static void audited(void)
         const wsync_param *p = &w.at_host[some[i]];
         unsigned char *at =
             (unsigned char *)(uintptr_t)p->data + width(p->converts ? p->data_dtype : p->dtype) - 1;
-        *at ^= 0x40; /* the first element's exponent: no rounding hides it */
+        *at ^= 0x40; /* the first element's exponent: rounding does not hide it */
         GPU_CHECK(!offload_both(ranks, version++), "%s differs, and was published", p->name);
         GPU_CHECK(strstr(wsync_error(), p->name), "%s is not in: %s", p->name, wsync_error());
         *at ^= 0x40;
@@ -366,7 +367,7 @@ static void refused(int rc, int expected, const char *words)
               words, wsync_error());
 }
 
-/* What reaches out of its allocation, or was freed, is refused by name, and nothing is read. */
+/* Memory beyond its allocation, or freed memory, is refused by name, and not read. */
 static void out_of_bounds(void)
 {
     uint64_t bytes;
@@ -400,7 +401,7 @@ static void test_out_of_bounds(void **state)
     gpu_run(out_of_bounds, NULL);
 }
 
-/* A driver that cannot say whose memory it is: the offload fails, the trainer does not. */
+/* The driver cannot tell whose memory it is: the offload fails, the trainer continues. */
 static void unknown(void)
 {
     start();
@@ -417,7 +418,7 @@ static void test_unknown_memory(void **state)
     gpu_run(unknown, "fail=cuPointerGetAttribute:1:700:100000");
 }
 
-/* What the trainer's stream has not done yet is waited for. */
+/* Queued work of the trainer's stream is waited for. */
 static void behind_a_stream(void)
 {
     struct ws_error err = {0};
@@ -455,7 +456,7 @@ static void test_follows_a_late_trainer(void **state)
     gpu_run(behind_a_stream, "delay=3000");
 }
 
-/* A device that is lost: the offload fails, the version before is served, nothing is torn. */
+/* The device is lost: the offload fails, the previous version stays served, and nothing is torn. */
 static void lost(void)
 {
     uint64_t bytes;
@@ -468,7 +469,7 @@ static void lost(void)
         rc = wsync_offload(w.gpu, w.at_gpu, w.n, v);
     GPU_CHECK(rc == -EIO, "%d: %s", rc, wsync_error());
     free(fetch("g", v - 2, &bytes));
-    publish(w.gpu, w.at_host, v); /* from the host it goes on */
+    publish(w.gpu, w.at_host, v); /* from host memory it works */
     free(fetch("g", v, &bytes));
     end();
 }
@@ -485,7 +486,7 @@ static void test_a_faulting_kernel(void **state)
     gpu_run(lost, "lost=cuLaunchKernel:9");
 }
 
-/* A trainer that is killed at any of its copies: the agent serves what was published before. */
+/* The trainer is killed at any of its copies: the agent serves the previous version. */
 static void killed(void)
 {
     pid_t child;
@@ -513,7 +514,7 @@ static void killed(void)
     GPU_CHECK(write(ready[1], "", 1) == 1, "no child");
     int status;
     GPU_CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status), "it was not killed: %d", status);
-    free(fetch("g", 2, &bytes)); /* the third was on its way */
+    free(fetch("g", 2, &bytes)); /* the third was being written */
     ws_agent_free(w.agent);
     (void)rmdir(w.dir);
 }
@@ -528,7 +529,7 @@ static void test_a_killed_trainer(void **state)
 
 #define SLOT (8UL << 20)
 
-/* All the memory that the agent's slots have, or had and others keep, for as long as it runs. */
+/* Monitors the memory of the agent's slots, including former slots that others keep. */
 static struct {
     pthread_t thread;
     atomic_bool stop;
@@ -583,8 +584,7 @@ static void layouts_change(void)
     end_narrow();
 }
 
-/* What ranks keep pinned of slots that are of no use any more does not keep the agent from laying out others.
- */
+/* Slots that ranks keep pinned after their last use do not prevent the agent from laying out others. */
 static void test_layouts_change(void **state)
 {
     (void)state;
@@ -621,8 +621,8 @@ static void test_layouts_of_ranks_change(void **state)
     gpu_run(layouts_of_ranks_change, NULL);
 }
 
-/* By descriptors, as 0.1.0 does where there is no room, and long after the rank was told that the slot stays.
- */
+/* By descriptors, as 0.1.0 does without room for copies, and long after the rank was told that the slot
+ * stays. */
 static void read_it(uint64_t version)
 {
     struct ws_error err = {0};
@@ -649,7 +649,7 @@ static void slots_are_exchanged(void)
     end_narrow();
 }
 
-/* Regions that are exchanged are within what the agent may use, like any others. */
+/* Exchanged regions count towards the agent's memory limit like others. */
 static void test_slots_are_exchanged(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The HTTP client: one thread, connections that are reused, many callers, cancelled and timed-out calls, and
- * which addresses it takes. */
+/* The HTTP client: one thread, reused connections, many callers, cancelled and timed-out calls, and which
+ * addresses it accepts. */
 #include "tests/fixtures/bad_server.h"
 #include "transports/base/workers.h"
 #include "transports/http/client.h"
@@ -22,7 +22,7 @@
 #define OK        "{\"weight_version\":\"1\"}"
 
 static struct ws_error err;
-static struct ws_http_client *http; /* one a test: its thread must not see a fork */
+static struct ws_http_client *http; /* one per test: its thread must not exist across a fork */
 
 static int make_http(void **state)
 {
@@ -65,7 +65,7 @@ static void test_connection_is_kept(void **state)
     for (unsigned i = 0; i < 5; i++)
         assert_int_equal(get(port, (struct ws_http_request){0}), 200);
     assert_int_equal(bad_server_connections(s), 1);
-    for (unsigned i = 0; i < 3; i++) /* not kept, and not instead of the one that is */
+    for (unsigned i = 0; i < 3; i++) /* a new connection, not kept and not in place of the kept one */
         assert_int_equal(get(port, (struct ws_http_request){.fresh = true}), 200);
     assert_int_equal(bad_server_connections(s), 4);
     assert_int_equal(get(port, (struct ws_http_request){0}), 200);

@@ -1,4 +1,4 @@
-/* One agent at a time listens at a path, also where several start in the same moment. */
+/* Only one agent at a time listens at a path, even if several start at the same moment. */
 #include "tests/fixtures/private_folder.h"
 #include "transports/ipc/client.h"
 #include "transports/ipc/serve.h"
@@ -31,7 +31,7 @@ static int start(struct ws_ipc_server **s)
     return rc;
 }
 
-/* As one that was killed leaves it; backlog >= 0: as one that is stopped. */
+/* As a killed agent leaves it; backlog >= 0: as a stopped one. */
 static int left(int backlog)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
@@ -108,7 +108,7 @@ static void test_what_is_there(void **state)
     close(left(-1));
     assert_int_equal(start(&s), 0);
     assert_int_equal(start(&other), -EADDRINUSE);
-    assert_int_equal(unlink(path), 0); /* by somebody: it is still its owner's */
+    assert_int_equal(unlink(path), 0); /* removed by another program: the owner still owns it */
     assert_int_equal(start(&other), -EADDRINUSE);
     ws_ipc_server_free(s);
     assert_nothing_stays();
@@ -118,7 +118,7 @@ static void test_what_is_there(void **state)
     assert_nothing_stays();
 }
 
-/* One of 0.1.0 that is stopped, and whose queue is full, is there. */
+/* An agent of 0.1.0 that is stopped, with a full queue, counts as running. */
 static void test_that_does_not_answer(void **state)
 {
     struct ws_ipc_server *s;

@@ -1,4 +1,4 @@
-/* The JSON cursor: what jansson would take, piece by piece, and nothing else. */
+/* The JSON cursor: accepts what jansson accepts, piece by piece, and nothing else. */
 #include "transports/base/json_cursor.h"
 #include "transports/base/limits.h"
 #include <errno.h>
@@ -166,7 +166,7 @@ static void test_bad(void **state)
         "{\"\\u0000\":1}",
         "{\"\xC3\":1}",
         "{\"\":}",
-        /* values that are skipped are checked all the same */
+        /* skipped values are checked too */
         "{\"x\":nul}",
         "{\"x\":[1,]}",
         "{\"x\":{\"a\":1,\"a\":2}}",
@@ -185,7 +185,7 @@ static void test_bad(void **state)
     }
 }
 
-/* Every proper prefix of a good text is bad, and none makes us read beyond it. */
+/* Every proper prefix of a valid text is invalid, and none causes a read beyond it. */
 static void test_prefixes(void **state)
 {
     static const char text[] =

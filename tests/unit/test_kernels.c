@@ -1,5 +1,5 @@
-/* Kernels, as the CPU runs them, whatever the grid: their table; gathered boxes are byte for byte what box.h
- * copies, overflows are counted, and nothing beside them is touched. test_block_diff.c: the others. */
+/* Kernels, run on the CPU, for any grid: their table; gathered boxes equal box.h's copies byte for byte,
+ * overflows are counted, and nothing beside is modified. test_block_diff.c: the other kernels. */
 #include "tests/fixtures/cpu_queue.h"
 #include "transports/device/gather.h"
 #include "transports/device/kernels/cpu.h"
@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #ifdef __SANITIZE_THREAD__
-#define ROUNDS 400 /* one thread: the other builds look for wrong bytes */
+#define ROUNDS 400 /* one thread: the other builds check for wrong bytes */
 #else
 #define ROUNDS 6000
 #endif
@@ -75,7 +75,7 @@ static void run_gather(const struct ws_gather *g, uint64_t *overflows)
     assert_int_equal(ws_gather_launch(&queue.q, &a, g->units.ptr[g->items.len], NULL), 0);
 }
 
-/* A box with what it needs. */
+/* A box with its memory. */
 struct piece {
     struct ws_box box;
     uint64_t shape[WS_MAX_DIMS], offset[WS_MAX_DIMS], size[WS_MAX_DIMS];
@@ -91,7 +91,7 @@ static void free_piece(struct piece *p)
     free(p->memory);
 }
 
-/* Dimensions of up to `most`, the source's laid out in any order, some of them backwards or repeated. */
+/* Dimensions of up to `most`, the source's in any order, some reversed or repeated. */
 static void make_piece(struct piece *p, unsigned most_dims, uint64_t most, enum ws_conversion conversion)
 {
     static const size_t to_bytes[WS_CONVERSION_COUNT] = {0, 2, 2, 4, 4, 2, 2};
@@ -239,7 +239,7 @@ static void test_gather_bits(void **state)
     }
 }
 
-/* One large piece among thousands of small ones: units are shared out evenly, and none is lost. */
+/* One large piece among thousands of small ones: the work is divided evenly, and none is lost. */
 static void test_gather_uneven(void **state)
 {
     enum { SMALL = 10000, EACH = 24, LARGE = 5 << 20 };
@@ -301,7 +301,7 @@ static void test_gather_refuses(void **state)
     ws_box_extents_init(&r, &box);
     assert_true(ws_gather_supports(&r, memory, 2, 4, to + 2, WS_GATHER_PACKED));
     assert_false(ws_gather_supports(&r, memory + 2, 2, 4, to + 2, WS_GATHER_PACKED)); /* f32 at 2 */
-    /* a row of more than 2^31 elements, in a loop; alone it is taken */
+    /* a row of more than 2^31 elements, in a loop; alone it is accepted */
     const uint64_t shape[2] = {2, 5ULL << 30};
     box = (struct ws_box){.n_dims = 2,
                           .shape = shape,

@@ -31,7 +31,7 @@ static const struct ws_tensor base[] = {
     {.name = "c", .dtype = WS_F32, .n_dims = 1, .shape = {4}},
 };
 
-/* How the tensors are spread over files, and where they lie, is no difference. */
+/* Distribution over files and offsets make no difference. */
 static void test_equal(void **state)
 {
     struct ws_safetensors *whole = make(base, 3);
@@ -87,7 +87,7 @@ static void test_same_size_other_shape(void **state)
     ws_safetensors_free(want);
 }
 
-/* A name that two files of one side hold does not hide behind its single counterpart. */
+/* A name in two files of one side is found although the other side has it once. */
 static void test_name_in_two_files(void **state)
 {
     struct ws_safetensors *one = make(base, 1);
@@ -125,7 +125,7 @@ static void test_report_is_bounded(void **state)
     ws_safetensors_free(have);
 }
 
-/* The longest legal name and the largest numbers fit; a hostile name stays on its line. */
+/* The longest valid name and the largest numbers fit; a hostile name stays on one line. */
 static void test_extreme_lines(void **state)
 {
     static char name[WS_MAX_TENSOR_NAME + 1];

@@ -1,4 +1,4 @@
-/* Libraries that are opened at run time: the C library's mathematics stands for one that is there. */
+/* Libraries opened at run time; the C library's libm is the existing one here. */
 #include "transports/base/library.h"
 #include <dlfcn.h>
 #include <errno.h>

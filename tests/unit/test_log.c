@@ -1,4 +1,4 @@
-/* The log: one clean line a message, levels, errno kept. stderr is a pipe while a message is made. */
+/* The log: one clean line per message, levels, errno preserved. stderr is a pipe during a message. */
 #include "transports/base/log.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +29,7 @@ static void begin(struct capture *c)
     close(c->pipe[1]);
 }
 
-/* Everything that was written meanwhile; the caller frees it. */
+/* Everything written meanwhile; the caller frees it. */
 static char *end(struct capture *c)
 {
     size_t used = 0, room = 1 << 20;
@@ -180,7 +180,7 @@ static void test_lines_of_threads_do_not_mix(void **state)
     free(text);
 }
 
-/* The variable is read once, so each value needs a process of its own. */
+/* The variable is read once, so each value needs a separate process. */
 static void test_environment(void **state)
 {
     static const struct {

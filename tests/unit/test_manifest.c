@@ -1,4 +1,4 @@
-/* Manifests: construction, digest, JSON both ways, and everything a peer can get wrong. */
+/* Manifests: construction, digest, JSON both ways, and everything that a peer can get wrong. */
 #include "transports/format/manifest.h"
 #include <errno.h>
 #include <jansson.h>
@@ -182,7 +182,7 @@ static void test_too_many_files(void **state)
     ws_manifest_free(m);
 }
 
-/* A reader of its tensors has all of its headers in memory, however many files they are spread over. */
+/* Readers of tensors keep all headers in memory, however many files there are. */
 static void test_too_long_headers(void **state)
 {
     struct ws_manifest *m = NULL;
@@ -214,7 +214,7 @@ static void test_json_round_trip(void **state)
     free(json);
 }
 
-/* The text as documented, and as every JSON reader sees it. */
+/* The text as documented, and as every JSON parser reads it. */
 static void test_json_form(void **state)
 {
     struct ws_manifest *m = sample();
@@ -263,7 +263,7 @@ static void test_digest_covers_everything(void **state)
 
     (void)state;
     strcpy(digest, m->digest);
-    m->created_ns++; /* when, is not what */
+    m->created_ns++; /* the time is not part of the identity */
     ws_manifest_seal(m);
     assert_string_equal(m->digest, digest);
 #define CHANGES(change, undo)                                                                                \
@@ -301,7 +301,7 @@ static void test_copy(void **state)
     ws_manifest_free(copy);
 }
 
-/* A manifest with one place exchanged. `from` must be in it. */
+/* A manifest with one text replaced. `from` must occur in it. */
 static char *exchange(const char *json, const char *from, const char *to)
 {
     const char *at = strstr(json, from);
@@ -394,7 +394,7 @@ static void test_from_json_refuses(void **state)
     ws_manifest_free(m);
 }
 
-/* Keys that are unknown, deltas among them, and any order of keys are fine. */
+/* Unknown keys, deltas among them, and any order of keys are accepted. */
 static void test_from_json_is_lenient(void **state)
 {
     static const struct {

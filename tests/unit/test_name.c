@@ -1,4 +1,4 @@
-/* Names that become paths. */
+/* Names that are used in paths. */
 #include "transports/base/name.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -56,13 +56,13 @@ static void test_long_names(void **state)
     assert_memory_equal(out + 200, "%~", 2);
     assert_int_equal(strspn(out + 202, "0123456789abcdef"), 16);
 
-    name[WS_MAX_NAME] = 'b'; /* differs behind what is kept */
+    name[WS_MAX_NAME] = 'b'; /* differs in the part that is cut off */
     ws_name_to_file(name, other);
     assert_string_not_equal(out, other);
     assert_memory_equal(out, other, 202);
 }
 
-/* The cut falls neither into a character nor into a code. */
+/* The cut splits neither a character nor an escape. */
 static void test_long_names_are_cut_between_characters(void **state)
 {
     char name[WS_MAX_TENSOR_NAME + 1], out[WS_MAX_NAME + 1];

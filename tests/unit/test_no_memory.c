@@ -29,11 +29,11 @@
 #endif
 
 static long countdown = -1; /* allocations until one fails; negative: none does */
-static long live;           /* blocks that are out, while counting */
+static long live;           /* allocated blocks, while counting */
 static int counting;
 
 #if HAVE_INTERPOSED
-/* The project is compiled with hidden symbols; libraries must find these. */
+/* The project is compiled with hidden symbols; libraries must find these functions. */
 #define EXPORTED __attribute__((visibility("default")))
 void *__libc_malloc(size_t n);
 void *__libc_calloc(size_t n, size_t size);
@@ -88,7 +88,7 @@ void free(void *p)
 }
 #endif
 
-/* One operation, everything it made freed again: 0 or what it returned. */
+/* One operation, with everything freed again: 0 or its error. */
 typedef int operation(void);
 
 static void exhaust(operation *run)
@@ -96,7 +96,7 @@ static void exhaust(operation *run)
     long n = 0;
     int rc;
 
-    assert_int_equal(run(), 0); /* warms up what libraries keep */
+    assert_int_equal(run(), 0); /* fills libraries' caches */
     do {
         live = 0;
         countdown = n++;
@@ -331,7 +331,7 @@ int main(void)
         puts("1..1\nok 1 - no_memory # SKIP the sanitizer has a malloc of its own");
         return 0;
     }
-    setenv("WSYNC_LOG", "error", 1); /* the folder says each time which file it leaves out */
+    setenv("WSYNC_LOG", "error", 1); /* the folder logs each time which file it ignores */
     cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests_name("no_memory", tests, NULL, NULL);
 }

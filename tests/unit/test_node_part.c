@@ -1,6 +1,6 @@
-/* Parts of several nodes: random models, meshes, boxes and ranges are laid out, shared out over nodes,
- * written as ranks write them, and merged: what comes out is compared with the whole, byte by byte, made
- * directly. And what does not belong together is refused by name. */
+/* Parts of several nodes: random models, meshes, boxes and ranges are laid out, distributed over nodes,
+ * written as ranks write them, and merged: the result is compared with the directly made whole, byte by byte.
+ * Parts that do not belong together are refused by name. */
 #include "backends/trainer/tensor/node_placement.h"
 #include "transports/format/node_part.h"
 #include "transports/simd/copy.h"
@@ -44,7 +44,7 @@ struct world {
     struct ws_workers *workers;
 };
 
-/* --- what ranks register --- */
+/* --- what the ranks register --- */
 
 static json_t *numbers(const uint64_t *v, unsigned n)
 {
@@ -73,7 +73,7 @@ static void cut(uint64_t n, unsigned parts, uint64_t *ends)
             }
 }
 
-/* Flat partitions, of any rank in any order. */
+/* Flat partitions, by ranks in any order. */
 static void give_ranges(json_t **params, unsigned n_ranks, const char *name, const char *dtype,
                         const uint64_t *shape, unsigned n_dims, uint64_t elements)
 {
@@ -89,7 +89,7 @@ static void give_ranges(json_t **params, unsigned n_ranks, const char *name, con
     }
 }
 
-/* A mesh: each dimension is cut, each cell goes to one rank or, as replicas do, to several. */
+/* A mesh: each dimension is cut, each cell belongs to one rank or, for replicas, to several. */
 static void give_boxes(json_t **params, unsigned n_ranks, const char *name, const char *dtype,
                        const uint64_t *shape, unsigned n_dims)
 {
@@ -142,9 +142,9 @@ static void give_tensor(json_t **params, unsigned n_ranks, unsigned i)
     }
 }
 
-/* --- what ranks write --- */
+/* --- what the ranks write --- */
 
-/* Element e of the tensor that begins there in the whole file is these bytes, whoever holds it. */
+/* The bytes of element e of the tensor that begins there in the whole file, whichever rank holds it. */
 static void element_is(unsigned char *out, uint64_t begin, uint64_t e, size_t bytes)
 {
     uint64_t v = (begin * 2654435761u + e + 1) * 0x9e3779b97f4a7c15ULL;
@@ -152,7 +152,7 @@ static void element_is(unsigned char *out, uint64_t begin, uint64_t e, size_t by
         out[i] = (unsigned char)(v >> (8 * (i % 8)));
 }
 
-/* The elements of a piece in their order, each by its index in the flat tensor. */
+/* The elements of a piece in order, each with its index in the flat tensor. */
 static void each_element(const struct ws_tensor *t, const struct ws_piece *p,
                          void (*visit)(void *arg, uint64_t nth, uint64_t flat), void *arg)
 {
@@ -197,7 +197,7 @@ static unsigned char **memory_of(const struct ws_placement *l)
         if (l->files[i].content)
             memcpy(files[i], l->files[i].content, l->files[i].content_bytes);
         else
-            memcpy(files[i], SIDECAR_IS, sizeof(SIDECAR_IS)); /* its end, too: there is room */
+            memcpy(files[i], SIDECAR_IS, sizeof(SIDECAR_IS)); /* its end too */
     }
     return files;
 }
@@ -255,7 +255,7 @@ static void share_out(struct world *w)
             for (size_t i = 0; w->node_of[r] == k && i < w->ranks[r]->n_entries; i++) {
                 const struct ws_entry *e = &w->ranks[r]->entries[i];
                 if (!e->writes)
-                    continue; /* its file is one of the whole */
+                    continue; /* its file is also one of the whole */
                 struct writing to = {.share = n->files[e->file_index] + e->tensor.begin,
                                      .whole_begin = begins[r][i],
                                      .bytes = ws_dtype_bits(e->tensor.dtype) / 8};
@@ -284,7 +284,7 @@ static void make_world(struct world *w, unsigned n_tensors, uint64_t shard_bytes
                 body, "sidecars",
                 json_pack("[{s:s,s:i,s:i}]", "name", SIDECAR, "bytes", (int)strlen(SIDECAR_IS), "hash", 5));
         assert_true(json_array_size(params[r]) < 256);
-        /* to JSON and back, as one agent tells it another */
+        /* to JSON and back, as between agents */
         struct ws_registration *once;
         if (ws_registration_from_json(body, r, &once, &err) < 0)
             fail_msg("%s", err.text);
@@ -319,7 +319,7 @@ static void end_world(struct world *w)
 static void parts_of(const struct world *w, struct ws_node_part_source *parts)
 {
     static const char *const names[] = {"n0", "n1", "n2", "n3", "n4", "n5"};
-    for (unsigned k = 0; k < w->n_nodes; k++) /* in any order: backwards */
+    for (unsigned k = 0; k < w->n_nodes; k++) /* in any order: reversed */
         parts[w->n_nodes - 1 - k] =
             (struct ws_node_part_source){.from = names[k],
                                          .manifest = w->nodes[k].manifest,
@@ -448,7 +448,7 @@ static void test_refused(void **state)
     end_world(&w);
 }
 
-/* A piece of which a dimension is longer than its tensor, in a text that is else whole. */
+/* A piece with a dimension longer than its tensor's, in an otherwise valid text. */
 static void test_hostile_text(void **state)
 {
     struct world w;
@@ -500,8 +500,7 @@ static int reads(const char *text, size_t n)
 
 #define PLACED "\"placement\":\"0123456789abcdef0123456789abcdef\""
 
-/* Whatever a part says, its description and what is made of it have limits; the order of its keys has none.
- */
+/* Descriptions of parts, and what is made from them, have limits; the order of keys is free. */
 static void test_limits(void **state)
 {
     char text[512];
@@ -511,7 +510,7 @@ static void test_limits(void **state)
         "\"y\":{},\"count\":1,\"index\":0," PLACED ",\"wsync_part\":1%s}";
     snprintf(text, sizeof(text), format, WS_MAX_HEADER_BYTES + 8, WS_MAX_FILE_BYTES, "");
     assert_int_equal(reads(text, strlen(text)), 0);
-    assert_int_equal(reads(text, WS_MAX_NODE_PART_BYTES + 1), -EBADMSG); /* and is not looked at */
+    assert_int_equal(reads(text, WS_MAX_NODE_PART_BYTES + 1), -EBADMSG); /* and is ignored */
     snprintf(text, sizeof(text), format, WS_MAX_HEADER_BYTES + 9, WS_MAX_FILE_BYTES, "");
     assert_int_equal(reads(text, strlen(text)), -EBADMSG);
     snprintf(text, sizeof(text), format, 0, WS_MAX_FILE_BYTES + 1, "");

@@ -1,6 +1,6 @@
-/* Parts that lie: each is one of two of a small version, whole but for one number, and is refused for what
- * that number is. The version has a matrix "w" of 4 rows, of which each part has two, and four numbers "q" of
- * 4 bits, which the second part has. */
+/* Malformed parts: one of two parts of a small version has one wrong number, and is refused for that number.
+ * The version has a matrix "w" of 4 rows, two in each part, and four numbers "q" of 4 bits, which the second
+ * part has. */
 #include "transports/format/node_part.h"
 #include <endian.h>
 #include <errno.h>
@@ -39,7 +39,7 @@ struct lie {
 
 static char *const W = (char *)(uintptr_t) "w", *const Q = (char *)(uintptr_t) "q";
 
-/* As it is right. */
+/* The valid description. */
 static struct lie none(void)
 {
     const uint64_t header = 8 + strlen(HEADER);
@@ -236,7 +236,7 @@ static void test_pieces_of_other_sizes(void **state)
     l = none();
     l.pieces[1][0].shape = l.pieces[1][0].bytes = 13;
     refused(&l, -EBADMSG, "or has another size");
-    l = none(); /* halves of what has 4 bits */
+    l = none(); /* halves of a 4-bit type */
     l.pieces[1][1] = (struct piece){{.tensor = Q, .range = true, .start = 0, .count = 2}, "F4", 2, 1};
     l.pieces[1][2] = (struct piece){{.tensor = Q, .range = true, .start = 2, .count = 2}, "F4", 2, 1};
     l.n_pieces[1] = 3;
@@ -250,7 +250,7 @@ static void test_not_covered(void **state)
     l.n_pieces[1] = 1;
     refused(&l, -EBADMSG, "the parts have 24 bytes of its 26");
     l = none();
-    l.pieces[1][0].is.offset[0] = 1; /* one row twice, one never */
+    l.pieces[1][0].is.offset[0] = 1; /* one row twice, one missing */
     refused(&l, -EBADMSG, "two pieces of w overlap");
 }
 

@@ -1,4 +1,4 @@
-/* Overlaps of pieces against what comparing all with all says, and where that would take too long. */
+/* Overlaps of pieces compared with an all-pairs check, and cases where that would take too long. */
 #include "transports/format/node_part_overlap.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -77,7 +77,7 @@ static void test_random(void **state)
 
 #define COLUMNS 200000U
 
-/* Columns, whose intervals all meet: 20,000,000,000 pairs. */
+/* Columns whose intervals all overlap: 20,000,000,000 pairs. */
 static void test_columns(void **state)
 {
     struct ws_tensor t = {.name = (char[]){"w"}, .n_dims = 2, .shape = {3, COLUMNS}};
@@ -93,7 +93,7 @@ static void test_columns(void **state)
     assert_int_equal(ws_node_part_check_overlap(laid, COLUMNS, NULL, &err), 0);
     assert_int_equal(ws_node_part_check_overlap(laid, COLUMNS, &stop, &err), -ECANCELED);
     p[7].size[1] = 2;
-    laid[0] = ws_node_part_span_init(&t, &p[7]); /* column 0 is in order the first */
+    laid[0] = ws_node_part_span_init(&t, &p[7]); /* column 0 is the first in order */
     for (unsigned i = 1; i < COLUMNS; i++)
         laid[i] = ws_node_part_span_init(&t, &p[i]);
     assert_int_equal(ws_node_part_check_overlap(laid, COLUMNS, NULL, &err), -EBADMSG);

@@ -75,7 +75,7 @@ static void test_json(void **state)
     json_array_foreach(values, i, one)
     {
         assert_int_equal(ws_number_read(one, &n), i == 0 ? 0 : -EINVAL);
-        assert_int_equal(n, INT64_MAX); /* stays */
+        assert_int_equal(n, INT64_MAX); /* unchanged */
     }
     assert_int_equal(ws_number_read(NULL, &n), -EINVAL);
     json_decref(values);

@@ -1,7 +1,6 @@
-/* Conversions on the way to a real agent: what is read back from it is what single elements become, whatever
- * the shares, strides and places; what overflows is counted and named; what cannot be converted is refused by
- * name.
- */
+/* Conversions on the way to a real agent: read back, the file equals the conversion of single elements,
+ * whatever the shares, strides and offsets; overflows are counted and named; what cannot be converted is
+ * refused by name. */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/private_folder.h"
@@ -128,7 +127,7 @@ static void test_whole_tensors(void **state)
                                   matrix("e.f32", WSYNC_F32, WSYNC_F16, narrow),
                                   matrix("f.bf16", WSYNC_BF16, WSYNC_F16, narrow),
                                   matrix("g.same", WSYNC_F32, WSYNC_F32, w.f32)};
-    for (uint64_t v = 1; v <= 3; v++) { /* the third reuses a slot and the plan */
+    for (uint64_t v = 1; v <= 3; v++) { /* the third version reuses a slot and the plan */
         w.f32[v * 1000] ^= 0x00550000;
         publish(&w, params, 7, v);
         const char *first = "?";
@@ -149,8 +148,8 @@ static void test_whole_tensors(void **state)
     end(&w);
 }
 
-/* Left and right columns, the right ones out of a transposed array; then ranges; then one by one. The layout
- * changes from version to version, and nothing is registered anew for that of strides and types. */
+/* Left and right columns, the right ones from a transposed array; then ranges; then one by one. The layout
+ * changes from version to version; changed strides and types need no registration. */
 static void test_pieces(void **state)
 {
     enum { LEFT = 333, RIGHT = COLS - LEFT };
@@ -254,7 +253,7 @@ static void test_refused(void **state)
         assert_int_equal(wsync_offload(w.publisher, &p, 1, 1), -EINVAL);
     }
     publish(&w, &good, 1, 1);
-    wsync_param later = good; /* registered, and the data is of another type now */
+    wsync_param later = good; /* registered, but the data now has another type */
     later.data_dtype = WSYNC_F64;
     assert_int_equal(wsync_offload(w.publisher, &later, 1, 2), -EINVAL);
     assert_non_null(strstr(wsync_error(), "the.name"));

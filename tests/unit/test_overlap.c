@@ -1,4 +1,4 @@
-/* Pieces that share an element are found, and only those: beside a count of the elements, one by one. */
+/* Exactly the pieces that share an element are found; compared with a count per element. */
 #include "backends/trainer/tensor/overlap.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -73,7 +73,7 @@ static bool any_twice(const struct ws_tensor *t, size_t n)
     return false;
 }
 
-/* Cuts one piece in two, so that all of them go on to cover the tensor. */
+/* Cuts one piece in two; together they still cover the tensor. */
 static size_t cut(const struct ws_tensor *t, size_t n)
 {
     struct ws_piece *p = &claims[below(n)].piece;
@@ -117,7 +117,7 @@ static void test_pinwheel(void **state)
 {
     const struct ws_tensor t = {.name = "w", .dtype = WS_U8, .n_dims = 2, .shape = {3, 3}};
     (void)state;
-    claims[0].piece = box(0, 0, 1, 2); /* no line parts these five */
+    claims[0].piece = box(0, 0, 1, 2); /* no straight cut separates these five */
     claims[1].piece = box(0, 2, 2, 1);
     claims[2].piece = box(2, 1, 1, 2);
     claims[3].piece = box(1, 0, 2, 1);
@@ -144,9 +144,9 @@ static void test_kinds(void **state)
 {
     const struct ws_tensor t = {.name = "w", .dtype = WS_U8, .n_dims = 2, .shape = {10, 6}};
     (void)state;
-    claims[0].piece = box(0, 0, 4, 6); /* rows are runs */
+    claims[0].piece = box(0, 0, 4, 6); /* rows are contiguous */
     claims[1].piece = range(24, 36);
-    claims[2].piece = range(24, 0); /* nothing is in it */
+    claims[2].piece = range(24, 0); /* it is empty */
     claims[3].piece = box(0, 3, 0, 3);
     assert_int_equal(check(&t, 4), 0);
     claims[1].piece.start--;
