@@ -149,7 +149,7 @@ static void collectives(void)
     for (int root = 0; root < RANKS; root++) {
         fill((unsigned char)(rank * 10 + root)); /* before it in the stream */
         GIVES(ncclInProgress, broadcast(comm, BYTES, root));
-        GIVES(ncclInvalidArgument, broadcast(comm, BYTES, root)); /* the last one has not been asked after */
+        GIVES(ncclInvalidArgument, broadcast(comm, BYTES, root)); /* the last result was not queried */
         OK(settled(comm));
         check((unsigned char)(root * 10 + root));
     }

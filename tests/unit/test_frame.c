@@ -98,7 +98,7 @@ static void a_lost_request_ends_no_lease(void **state)
                         : ws_ipc_request_send(sock[0], "GET", "/v1/models", NULL, NULL, 0, &err);
         assert_int_equal(rc, -ECONNRESET);
         assert_int_equal(lost, leased);
-        assert_int_equal(send(sock[1], "x", 1, MSG_NOSIGNAL), leased ? 1 : -1); /* is the other end there? */
+        assert_int_equal(send(sock[1], "x", 1, MSG_NOSIGNAL), leased ? 1 : -1); /* the other end is open */
         close(sock[0]);
         close(sock[1]);
     }

@@ -19,7 +19,7 @@
 
 #include <cmocka.h>
 
-#define ODD  3000001UL /* bytes before the others: their elements begin at odd places, some in two blocks */
+#define ODD  3000001UL /* bytes before the others, so their elements begin at odd offsets */
 #define ROWS 1500UL
 #define COLS 1001UL
 #define N    (ROWS * COLS)

@@ -100,7 +100,7 @@ static void test_boxes(void **state)
             claims[0].piece.size[d] = t.shape[d] = 1 + below(MAX_SIDE);
         for (int i = 0; i < 24; i++)
             n = cut(&t, n);
-        struct ws_piece *p = &claims[below(n)].piece; /* one that is larger or elsewhere, as often as not */
+        struct ws_piece *p = &claims[below(n)].piece; /* often larger, or moved */
         const unsigned d = (unsigned)below(t.n_dims);
         if (round % 2 && p->offset[d] > 0) {
             p->offset[d]--;

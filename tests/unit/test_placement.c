@@ -1,5 +1,5 @@
-/* Placements of pieces from several ranks: every sharding covers a tensor exactly, has one writer a piece,
- * and what does not is refused with a sentence that names it. */
+/* Placements of pieces from several ranks: every sharding covers a tensor exactly, with one writer per piece;
+ * others are refused with a message that names the tensor. */
 #include "backends/trainer/tensor/placement.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -11,7 +11,7 @@
 
 #define MAX_RANKS 8
 
-/* A registration as a rank sends it: one tensor, one piece or several. */
+/* A registration as a rank sends it: one tensor, one or more pieces. */
 static json_t *body_of(const char *name, const char *dtype, json_t *shape, json_t *pieces)
 {
     json_t *params = json_array(), *piece;
@@ -153,8 +153,8 @@ static void refused(json_t *a, json_t *b, int rc, const char *word)
 static void test_refusals(void **state)
 {
     (void)state;
-    refused(matrix(box(0, 0, 4, 6)), matrix(box(5, 0, 5, 6)), -ENODATA, "w");      /* row 4 is nobody's */
-    refused(matrix(box(0, 0, 5, 6)), matrix(box(4, 0, 6, 6)), -EINVAL, "overlap"); /* row 4 is two's */
+    refused(matrix(box(0, 0, 4, 6)), matrix(box(5, 0, 5, 6)), -ENODATA, "w");      /* no rank holds row 4 */
+    refused(matrix(box(0, 0, 5, 6)), matrix(box(4, 0, 6, 6)), -EINVAL, "overlap"); /* two ranks hold row 4 */
     refused(flat(range(0, 99)), NULL, -ENODATA, "w");                              /* the last element */
     refused(matrix(box(0, 0, 10, 6)), flat(range(0, 100)), -EPROTO, "w");          /* two shapes */
     refused(matrix(box(0, 0, 5, 6)),

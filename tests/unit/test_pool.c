@@ -1,5 +1,5 @@
-/* The pool: a region that comes back is used again, but never while a process can still read it, and never more is
- * kept than allowed. Inodes distinguish regions. */
+/* The pool: a returned region is reused, but never while a process can still read it, and the pool never
+ * keeps more than allowed. Inodes distinguish regions. */
 #include "transports/memory/available.h"
 #include "transports/memory/pool.h"
 #include <fcntl.h>
@@ -40,7 +40,7 @@ static struct ws_region *get(struct ws_pool *p, uint64_t size)
     return r;
 }
 
-/* Reserves are only made where memory is plenty. */
+/* Reserves are made only while memory is plentiful. */
 static void need_memory(void)
 {
     if (ws_memory_available(NULL) < 2048 * MIB)
@@ -85,7 +85,7 @@ static void test_recycles(void **state)
     assert_int_equal(inode(r), first);
     assert_int_equal(ws_region_data(r)[5], 7);
     ws_pool_put(p, r);
-    r = get(p, 6 * MIB); /* at once: no need to wait for the background thread */
+    r = get(p, 6 * MIB); /* at once: without waiting for the background thread */
     assert_int_equal(inode(r), first);
     ws_region_free(r);
     ws_pool_put(p, NULL);
@@ -120,15 +120,15 @@ static void test_waits_for_readers(void **state)
     for (size_t i = 0; i < 4 * MIB; i++)
         assert_int_equal(m[i], 1);
     munmap(m, 4 * MIB);
-    assert_settles(p, 0, 0); /* pages of it may be where no lease sees them */
+    assert_settles(p, 0, 0); /* it may have pages that no lease shows */
     r = get(p, 4 * MIB);
     assert_int_not_equal(inode(r), held);
     ws_region_free(r);
     ws_pool_free(p);
 }
 
-/* A reader that has closed the file has its pages in a pipe: the next user of a region must not write them.
- */
+/* A reader that has closed the file still has its pages in a pipe: the region's next user must not write
+ * them. */
 static void test_pages_in_a_pipe_stay(void **state)
 {
     struct ws_pool *p = make(64 * MIB);
@@ -197,13 +197,13 @@ static void test_keeps_no_more_than_allowed(void **state)
     }
     ws_pool_stats(p, &s);
     assert_int_equal(s.free_bytes, 16 * MIB);
-    for (size_t i = 0; i < 2; i++) { /* the oldest went */
+    for (size_t i = 0; i < 2; i++) { /* the oldest was freed */
         r[i] = get(p, 8 * MIB);
         assert_true(inode(r[i]) == of[1] || inode(r[i]) == of[2]);
     }
     for (size_t i = 0; i < 2; i++)
         ws_region_free(r[i]);
-    ws_pool_put(p, get(p, 30 * MIB)); /* more than is ever kept */
+    ws_pool_put(p, get(p, 30 * MIB)); /* more than the pool ever keeps */
     assert_settles(p, 0, 0);
     ws_region_free(r[3]);
     ws_pool_free(p);
@@ -224,7 +224,7 @@ static void test_small_and_imported_are_freed(void **state)
     ws_pool_put(p, in);
     ws_pool_stats(p, &s);
     assert_int_equal(s.n_free + s.n_waiting, 0);
-    assert_int_equal(ws_region_idle(r), 0); /* the import is gone */
+    assert_int_equal(ws_region_idle(r), 0); /* the imported region is released */
     ws_region_free(r);
     ws_pool_free(p);
 }
@@ -245,18 +245,18 @@ static void test_reserve(void **state)
     for (int i = 0; i < 3; i++) {
         struct ws_region *r = get(p, 8 * MIB);
         assert_int_equal(fstat(ws_region_fd(r), &st), 0);
-        assert_int_equal(st.st_blocks * 512, 8 * MIB); /* faulted in */
+        assert_int_equal(st.st_blocks * 512, 8 * MIB); /* its pages are present */
         assert_settles(p, 2 - (size_t)i, 0);
         ws_region_free(r);
     }
-    /* What is free already counts, and is not counted twice. */
+    /* Free regions already count, and are not counted twice. */
     ws_pool_put(p, get(p, 8 * MIB));
     assert_settles(p, 1, 0);
     ws_pool_reserve(p, 8 * MIB);
     assert_settles(p, 1, 0);
     ws_pool_reserve(p, 8 * MIB);
     assert_settles(p, 2, 0);
-    /* Beyond what may be kept nothing is made, and nothing that was asked for is pushed out. */
+    /* Nothing is made beyond the limit, and no requested region is evicted. */
     ws_pool_reserve(p, 50 * MIB);
     assert_settles(p, 2, 0);
     ws_pool_put(p, get(p, 60 * MIB));
@@ -295,12 +295,12 @@ static void test_trim(void **state)
     ws_pool_put(p, r[0]);
     ws_pool_reserve(p, 8 * MIB);
     assert_settles(p, 1, 0);
-    ws_pool_trim(p, 0); /* what was asked for too */
+    ws_pool_trim(p, 0); /* requested regions too */
     assert_settles(p, 0, 0);
     ws_pool_free(p);
 }
 
-/* A get that comes while its reserve is being made takes that one, however far it is. */
+/* A get during the making of its reserve waits for that region, however far it is. */
 static void test_get_claims_its_reserve(void **state)
 {
     struct ws_pool *p = make(2048 * MIB);
@@ -316,14 +316,14 @@ static void test_get_claims_its_reserve(void **state)
             r[i] = get(p, 200 * MIB);
             ws_region_data(r[i])[200 * MIB - 1] = 1;
         }
-        assert_settles(p, 0, 0); /* three were asked for and three were taken */
+        assert_settles(p, 0, 0); /* three were requested and three were used */
         for (int i = 0; i < 3; i++)
             ws_region_free(r[i]);
     }
     ws_pool_free(p);
 }
 
-/* Waits until the reserve of that size is being made, and nothing else is free. */
+/* Waits until the reserve of that size is being made, and no other region is free. */
 static void assert_begins(struct ws_pool *p, uint64_t free_bytes)
 {
     struct ws_pool_stats s = {0};
@@ -336,7 +336,7 @@ static void assert_begins(struct ws_pool *p, uint64_t free_bytes)
     fail_msg("the reserve was never begun");
 }
 
-/* What is being made counts as what there is: for what may be kept beside it, and for who can have it. */
+/* A region being made counts like an existing one: for the limit, and for the gets that may have it. */
 static void test_a_reserve_that_is_made_counts(void **state)
 {
     struct ws_pool *p = make(700 * MIB);
@@ -349,11 +349,11 @@ static void test_a_reserve_that_is_made_counts(void **state)
     assert_settles(p, 1, 0);
     ws_pool_reserve(p, 400 * MIB);
     assert_begins(p, 600 * MIB);
-    ws_pool_put(p, third); /* finds no room beside it */
+    ws_pool_put(p, third); /* there is no room beside it */
     ws_region_free(get(p, MIB));
     ws_pool_put(p, second); /* the first one makes room for it */
     struct ws_region *larger = get(p, 500 * MIB);
-    assert_settles(p, 2, 0); /* the reserve, which has less, stays */
+    assert_settles(p, 2, 0); /* the smaller reserve stays */
     ws_pool_stats(p, &s);
     assert_int_equal(s.free_bytes, 550 * MIB);
     ws_region_free(larger);
@@ -379,14 +379,14 @@ static void test_free_waits_for_nobody(void **state)
     for (size_t i = 0; i < 2 * MIB; i++)
         assert_int_equal(m[i], 3);
     munmap(m, 2 * MIB);
-    ws_region_data(out)[0] = 1; /* what is out is its user's */
+    ws_region_data(out)[0] = 1; /* a region in use belongs to its user */
     ws_region_free(out);
 }
 
 enum { WRITERS = 3, READERS = 3, ROUNDS = 150, SHELVES = 4 };
 
-/* Readers take a descriptor of what was published, then map and read it for as long as they like while it is
- * handed back: they must see its own bytes only. */
+/* Readers get a descriptor of published memory, then map and read it for any time while it is returned: they
+ * must see only its bytes. */
 struct shop {
     struct ws_pool *pool;
     pthread_mutex_t lock;

@@ -1,5 +1,5 @@
-/* Publishers of one and of several ranks against a real agent in this process: bytes arrive exactly, wrong
- * calls are refused with a sentence, and a rank that dies loses nothing. */
+/* Publishers of one and of several ranks with a real agent in this process: bytes arrive exactly, wrong calls
+ * are refused with a message, and the death of a rank loses nothing. */
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/publishing.h"
 #include "transports/protocol/api.h"
@@ -58,8 +58,8 @@ static void the_old_name_works(void **state)
 
 /* --- several ranks --- */
 
-/* A rank is a process of its own, as a trainer's is: this program with arguments, since a mere fork of a
- * process with threads may find a lock of the allocator held for ever. */
+/* A rank is a separate process, as a trainer's is: this program with arguments, since a mere fork of a
+ * process with threads may find a lock of the allocator held forever. */
 static pid_t spawned(const char *const argv[])
 {
     pid_t pid = -1;
@@ -185,7 +185,7 @@ static int be_torn(const char *url, int which)
     if (wsync_publisher_open(&c, &p))
         return 1;
     const wsync_param params[] = {publishing_matrix(m.matrix), publishing_flat(m.flat)};
-    memset(&m, 0x55, sizeof(m)); /* never to be seen */
+    memset(&m, 0x55, sizeof(m)); /* never to be visible */
     if (wsync_register(p, params, 2) || wsync_begin(p, 100) || wsync_put(p, &params[which]))
         return 2;
     raise(SIGKILL);
@@ -208,7 +208,7 @@ static void a_rank_dies_in_the_middle(void **state)
         assert_true(WIFSIGNALED(status));
         publishing_expect(w.http, (uint64_t)round + 1);
         p = publishing_open(
-            &c); /* at once: the dead one is waited for, whether the agent knows of its end or not */
+            &c); /* at once: the dead rank is not waited for, whether or not the agent knows of its end */
         publishing_offload(p, (uint64_t)round + 2);
         publishing_expect(w.http, (uint64_t)round + 2);
     }
@@ -236,7 +236,7 @@ static void wrong_calls(void **state)
     assert_non_null(strstr(wsync_error(), "matrix"));
     bad[0].piece =
         (wsync_piece){.kind = WSYNC_BOX, .offset = {1, 0}, .size = {PUBLISHING_ROWS - 1, PUBLISHING_COLS}};
-    assert_int_equal(wsync_register(p, bad, 2), -ENODATA); /* a row that nobody holds */
+    assert_int_equal(wsync_register(p, bad, 2), -ENODATA); /* no rank holds one row */
     wsync_param overlap[3] = {good[0], good[0], good[1]};
     overlap[0].piece = (wsync_piece){.kind = WSYNC_BOX, .offset = {0, 0}, .size = {33, PUBLISHING_COLS}};
     overlap[1].piece = (wsync_piece){.kind = WSYNC_BOX, .offset = {32, 0}, .size = {32, PUBLISHING_COLS}};
@@ -272,13 +272,13 @@ static void wrong_calls(void **state)
     c.new_run = 1;
     c.timeout_ms = 300;
     q = publishing_open(&c);
-    assert_int_equal(wsync_offload(q, good, 2, 1), -EBUSY); /* nobody displaces a publisher that is there */
+    assert_int_equal(wsync_offload(q, good, 2, 1), -EBUSY); /* a live publisher keeps its place */
     assert_non_null(strstr(wsync_error(), pid));
     wsync_close(p);
     assert_int_equal(wsync_offload(q, good, 2, 1), 0); /* a new lineage */
     assert_int_equal(wsync_wait_published(q, 1, 10000), 0);
     assert_string_not_equal(run, wsync_run(q));
-    assert_int_equal(wsync_wait_published(q, 99, 10000), -ECANCELED); /* nobody is about to publish it */
+    assert_int_equal(wsync_wait_published(q, 99, 10000), -ECANCELED); /* no rank is about to publish it */
     wsync_close(q);
     p = NULL;
     c.model = "no/slash";

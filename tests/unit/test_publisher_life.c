@@ -1,4 +1,4 @@
-/* What outlives a publisher at an agent that stays: slots with another base checkpoint's tensors, a lineage
+/* State that survives a publisher at a running agent: slots with another base checkpoint's tensors, a lineage
  * whose first version was abandoned, ranks that died. */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/agent/core/leases.h"
@@ -29,7 +29,7 @@
 
 #define N        1000UL
 #define LONG_MS  60000
-#define SHORT_MS 300 /* of a wait that cannot end well, however long */
+#define SHORT_MS 300 /* limit of a wait that cannot succeed */
 
 struct world {
     char dir[64], socket[128], url[140], http[64];
@@ -83,8 +83,8 @@ static unsigned n_registered(const struct world *w)
     return n;
 }
 
-/* A connection that is closed is noticed a moment later: a rank that registers before that finds its mates of
- * before, and they find it gone on when they come. */
+/* A closed connection is noticed a moment later: a rank that registers before that joins its old mates, which
+ * then find that it has begun anew. */
 static void wait_for_ranks(const struct world *w, unsigned n)
 {
     for (unsigned ms = 0; n_registered(w) != n; ms++) {
@@ -98,7 +98,7 @@ static void wait_until_gone(const struct world *w)
     wait_for_ranks(w, 0);
 }
 
-/* A rank of two holds one half. */
+/* A rank of two; it holds one half. */
 struct half {
     wsync_publisher *p;
     unsigned rank;
@@ -183,7 +183,7 @@ static void expect_frozen(const struct world *w, uint64_t version, unsigned char
     ws_safetensors_free(st);
 }
 
-/* A trainer that starts again beside the same agent, four times: each slot is met by each base. */
+/* A trainer restarts four times beside the same agent: each slot meets each base. */
 static void another_base(void **state)
 {
     struct world w;
@@ -241,11 +241,11 @@ static void abandoned_first_version(void **state)
     }
     both(h, register_half, 1);
     const wsync_param param = half_param(&h[0]);
-    assert_int_equal(wsync_begin(h[1].p, 1), 0); /* and gives it up, after rank 0 has committed */
+    assert_int_equal(wsync_begin(h[1].p, 1), 0); /* and abandons it, after rank 0 has committed */
     assert_int_equal(wsync_offload(h[0].p, &param, 1, 1), 0);
     assert_int_equal(wsync_abandon(h[1].p), 0);
     assert_int_equal(wsync_wait_published(h[0].p, 1, LONG_MS), -ECANCELED);
-    both(h, register_half, 1); /* rank 0 takes the lineage for opened, rank 1 does not */
+    both(h, register_half, 1); /* rank 0 believes that the lineage is open, rank 1 does not */
     both(h, offload_half, 1);
     if (wsync_wait_published(h[0].p, 1, LONG_MS))
         fail_msg("%s", wsync_error());
@@ -257,7 +257,7 @@ static void abandoned_first_version(void **state)
     end(&w);
 }
 
-/* --- a rank that comes back while others write --- */
+/* --- a rank that restarts while others write --- */
 
 static void offloaded(struct half *h, uint64_t version)
 {
@@ -277,7 +277,7 @@ static void come_back(const struct world *w, struct half *h, const wsync_config 
     h->p = opened(c);
 }
 
-/* What it had committed is no half of the version that it begins: that waits for the other one. */
+/* What it had committed does not become half of the version that it begins: that waits for the other rank. */
 static void a_rank_that_has_committed_comes_back(void **state)
 {
     struct world w;
@@ -302,8 +302,8 @@ static void a_rank_that_has_committed_comes_back(void **state)
     end(&w);
 }
 
-/* The slot that others have begun to fill has the frozen tensors of the base before, and the one that would
- * write them finds it used. */
+/* The slot that the others have begun to fill has the frozen tensors of the previous base, and the rank that
+ * would write them finds it used. */
 static void a_rank_comes_back_with_another_base(void **state)
 {
     struct world w;
@@ -341,7 +341,7 @@ static void a_rank_comes_back_with_another_base(void **state)
     end(&w);
 }
 
-/* --- a rank that dies before it begins, while a child of it lives and keeps its connection --- */
+/* --- a rank that dies before it begins, while its child lives and keeps the connection open --- */
 
 static int be_dying_rank(const char *url)
 {
@@ -381,7 +381,7 @@ static void a_rank_dies_before_it_begins(void **state)
     wsync_config c = config_of(&w, 0, 2);
     h = (struct half){.p = opened(&c), .version = 1};
     const wsync_param param = half_param(&h);
-    if (wsync_offload(h.p, &param, 1, 1)) /* commits; rank 1 does not even begin */
+    if (wsync_offload(h.p, &param, 1, 1)) /* commits; rank 1 does not begin */
         fail_msg("%s", wsync_error());
     assert_int_equal(kill(pid, SIGKILL), 0);
     assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -394,7 +394,7 @@ static void a_rank_dies_before_it_begins(void **state)
     end(&w);
 }
 
-/* --- a rank whose connection ends while a call of it waits for the other one --- */
+/* --- a rank whose connection closes while its call waits for the other rank --- */
 
 static void ask(int sock, const char *verb, json_t *body)
 {
@@ -431,12 +431,12 @@ static void a_rank_ends_while_it_waits(void **state)
     json_t *reply;
     (void)state;
     start(&w);
-    int sock = connected(&w); /* in its registration; nobody takes its place */
+    int sock = connected(&w); /* during its registration; it is not replaced */
     ask(sock, "register", registration());
     wait_for_ranks(&w, 1);
     close(sock);
     wait_until_gone(&w);
-    sock = connected(&w); /* the same, and another is started at once */
+    sock = connected(&w); /* the same, and it is replaced at once */
     ask(sock, "register", registration());
     wait_for_ranks(&w, 1);
     close(sock);
@@ -447,7 +447,7 @@ static void a_rank_ends_while_it_waits(void **state)
     both(h, register_half, 0);
     wsync_close(h[0].p);
     wait_for_ranks(&w, 1);
-    sock = connected(&w); /* in its first version, which the other does not begin any more */
+    sock = connected(&w); /* during its first version, which the other rank no longer begins */
     ask(sock, "register", registration());
     if (ws_ipc_reply_recv(sock, LONG_MS, &reply, NULL, 0, NULL, &err))
         fail_msg("%s", err.text);
@@ -462,7 +462,7 @@ static void a_rank_ends_while_it_waits(void **state)
     end(&w);
 }
 
-/* Of one rank. */
+/* With a single rank. */
 static void *offload_whole(void *arg)
 {
     struct half *h = arg;
@@ -482,7 +482,7 @@ static void offload_all(struct half *h, uint64_t version)
         fail_msg("version %u: %s", (unsigned)version, h->why);
 }
 
-/* Its slot is being prepared when the last rank's successor finds it gone. */
+/* Its slot is being prepared when the last rank's successor finds that it has ended. */
 static void nobody_is_left_to_write_it(void **state)
 {
     struct world w;
@@ -528,7 +528,7 @@ static void nobody_is_left_to_write_it(void **state)
     end(&w);
 }
 
-/* --- a registration with values of another kind --- */
+/* --- a registration with values of other types --- */
 
 static void other_kinds_are_refused(void **state)
 {
@@ -600,7 +600,7 @@ static void other_kinds_are_refused(void **state)
     end(&w);
 }
 
-/* It is one file, as with 0, and goes on to wait for the other rank. */
+/* It is one file, as with 0; the call then waits for the other rank. */
 static void huge_shards_of_0_1_0_are_taken(void **state)
 {
     struct ws_error err = {0};
@@ -619,7 +619,7 @@ static void huge_shards_of_0_1_0_are_taken(void **state)
     end(&w);
 }
 
-/* --- a message that cannot be read --- */
+/* --- a malformed message --- */
 
 static void a_bad_message_is_answered(void **state)
 {
@@ -643,7 +643,7 @@ static void a_bad_message_is_answered(void **state)
         assert_int_equal(ws_ipc_reply_recv(sock, LONG_MS, NULL, NULL, 0, NULL, &err), -EBADMSG);
         if (!strstr(err.text, bad[i].why))
             fail_msg("%s", err.text);
-        assert_int_equal(read(sock, &byte, 1), 0); /* and the connection ends */
+        assert_int_equal(read(sock, &byte, 1), 0); /* and the connection is closed */
         close(sock);
     }
     end(&w);

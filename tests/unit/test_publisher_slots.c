@@ -1,5 +1,5 @@
-/* The slots of a publisher's versions at a real agent in this process: memory is refused and has names,
- * readers keep theirs, and ranks of 0.1.0 keep mappings that the agent cannot take back. */
+/* The slots of a publisher's versions at a real agent in this process: refusals of memory name its users,
+ * readers keep their slots, and ranks of 0.1.0 keep mappings that the agent cannot revoke. */
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/publishing.h"
 #include "transports/ipc/client.h"
@@ -37,12 +37,12 @@ static void memory_is_refused(void **state)
     publishing_end(&w);
 }
 
-/* The refusal names whose memory it is. */
+/* The refusal names which memory is missing. */
 static void memory_has_names(void **state)
 {
     struct publishing w;
     struct ws_error err = {0};
-    int reader, fds[4]; /* of 0.1.0, which cannot do with copies */
+    int reader, fds[4]; /* of 0.1.0, which cannot use copies */
     size_t n = 0;
     static struct publishing_model m;
     char pid[64];
@@ -69,7 +69,7 @@ static void memory_has_names(void **state)
     publishing_end(&w);
 }
 
-/* A rank's request as it is on the wire; what it answers is not looked at. */
+/* A rank's request as on the wire; its answer is ignored. */
 static int raw(int sock, const char *verb, json_t *body, struct ws_error *err)
 {
     char path[64];
@@ -85,7 +85,7 @@ static int raw(int sock, const char *verb, json_t *body, struct ws_error *err)
     return rc;
 }
 
-/* The version is abandoned, with the reason, and the same connection writes the next one. */
+/* The version is abandoned, with the reason, and the same connection can write the next one. */
 static void a_refused_commit_ends_its_version(void **state)
 {
     struct publishing w;
@@ -120,8 +120,8 @@ static void a_refused_commit_ends_its_version(void **state)
     publishing_end(&w);
 }
 
-/* A rank of 0.1.0 keeps the memory of its slots, and cannot be told to let go: readers that can copy do so,
- * so that it is used again, and those of 0.1.0 get descriptors still. */
+/* A rank of 0.1.0 keeps the memory of its slots mapped and cannot release it: readers that support copies get
+ * copies, so that the memory is reused; readers of 0.1.0 still get descriptors. */
 static void old_ranks_keep_slots(void **state)
 {
     struct publishing w;
@@ -174,8 +174,8 @@ static void old_ranks_keep_slots(void **state)
     publishing_end(&w);
 }
 
-/* What it keeps of slots that are laid out anew does not stop it, as it did not with an agent of 0.1.0, nor
- * another model. */
+/* Mappings that it keeps of slots that were laid out again stop neither the rank, as with an agent of 0.1.0,
+ * nor another model. */
 static void old_ranks_change_layouts(void **state)
 {
     enum { SLOT = 4 << 20 };
@@ -238,7 +238,7 @@ static void *look(void *arg)
     return NULL;
 }
 
-/* It is looked at the slots while one after the other is laid out anew. */
+/* The slots are inspected while one after the other is laid out again. */
 static void slots_are_looked_at(void **state)
 {
     struct publishing w;
@@ -270,7 +270,8 @@ static void slots_are_looked_at(void **state)
     publishing_end(&w);
 }
 
-/* What a rank that keeps nothing mapped never had is nobody's to wait for, and no reason that is told. */
+/* A rank that keeps nothing mapped is neither waited for nor named as a reason for slots that it never
+ * had. */
 static void ranks_that_keep_nothing(void **state)
 {
     enum { SLOT = 4 << 20 };
@@ -317,7 +318,7 @@ static void ranks_that_keep_nothing(void **state)
         if (raw(sock[0], "wait", json_pack("{s:i,s:s,s:s}", "version", v, "run", "r", "what", "published"),
                 &err))
             fail_msg("version %d: %s", v, err.text);
-        if (v == 2) { /* somebody reads the first one: its slot will be another one */
+        if (v == 2) { /* a reader has the first one: its slot will be another one */
             size_t got = 0;
             int reader;
             if (ws_ipc_connect(w.url, &reader, &err) || ws_ipc_call(reader, "GET", "/v1/m/1/map?run=r", NULL,
@@ -328,7 +329,7 @@ static void ranks_that_keep_nothing(void **state)
             close(reader);
         }
     }
-    if (ws_region_file_used() > 0) { /* else it is not seen that rank 0 still has version 1's memory */
+    if (ws_region_file_used() > 0) { /* else it does not show that rank 0 still has version 1's memory */
         assert_int_equal(rc, -ENOMEM);
         assert_non_null(strstr(err.text, "still held by readers"));
         assert_null(strstr(err.text, "or by rank"));
@@ -351,8 +352,9 @@ static void expect_bytes(const unsigned char *file, uint64_t bytes, uint64_t ver
     free(want);
 }
 
-/* Readers that keep what they got cannot be cut. Two versions are lent to those who can copy, and the trainer
- * goes on; one of 0.1.0 gets what it asks for, and is named where it stops the trainer. */
+/* Readers that keep what they got cannot be forced to release it. Two versions are lent to readers that
+ * support copies, and the trainer continues; a reader of 0.1.0 gets what it requests, and is named if it
+ * stops the trainer. */
 static void readers_hold_slots(void **state)
 {
     struct publishing w;
@@ -377,7 +379,7 @@ static void readers_hold_slots(void **state)
         if (v > 2)
             assert_non_null(strstr(err.text, "of 4 slots (agent --slots) readers may keep 2"));
     }
-    wsync_version_files *copy; /* by who does not care */
+    wsync_version_files *copy; /* by a reader that supports both */
     int fd;
     uint64_t bytes;
     if (wsync_open_version(w.url, "m", 5, &copy) || !wsync_version_file(copy, 0, &fd, &bytes))
@@ -401,7 +403,7 @@ static void readers_hold_slots(void **state)
     expect_bytes(data, bytes, 5);
     assert_int_equal(munmap(data, bytes), 0);
     wsync_close_version(copy);
-    for (uint64_t v = 1; v < 6; v++) { /* and what is held is what it was */
+    for (uint64_t v = 1; v < 6; v++) { /* and the lent versions keep their bytes */
         if (v <= 2)
             expect_bytes(ws_region_data(regions[v][0]), m[v]->files[0].size_bytes, v);
         ws_region_free(regions[v][0]);

@@ -1,5 +1,5 @@
-/* Rank records: what a publisher exports is what the agent adds; of what a hostile or confused rank gives,
- * nothing is taken that is not what it says. Records: which chains there are, and what is forgotten. */
+/* Records of ranks: the agent adds what a publisher exports; of malformed or hostile input nothing wrong is
+ * accepted. Which chains the records form, and what is dropped. */
 #include "backends/trainer/agent/core/rank_deltas.h"
 #include "backends/trainer/offload/history.h"
 #include "transports/delta/encode.h"
@@ -21,7 +21,7 @@
 #define LAST     100000 /* bytes of the last block */
 #define SIZE     ((N_BLOCKS - 1) * WS_BLOCK_BYTES + LAST)
 
-/* Two versions of a file of bytes, every block of which differs in some. */
+/* Two versions of a file of bytes; some bytes of every block differ. */
 struct pair {
     unsigned char *bytes[2];
     struct ws_manifest *manifests[2];
@@ -74,7 +74,7 @@ static void make_rest(struct pair *p)
     assert_int_equal(ws_delta_state(p->delta), WS_DELTA_WHOLE);
 }
 
-/* What a publisher would export of blocks 1, 2 and the last one. */
+/* A publisher's export of blocks 1, 2 and the last one. */
 static void export(struct pair *p, json_t **list, int *fd)
 {
     struct ws_history *r = ws_history_new(N_BLOCKS);
@@ -113,7 +113,7 @@ static void test_exported(void **state)
     assert_int_equal(ws_rank_deltas_read(&other, list, fd, NULL), 0);
     close(fd);
     assert_int_equal(ws_rank_deltas_check(r, p.manifests[1], hashed, NULL), 0);
-    all[2] = 0; /* nobody's */
+    all[2] = 0; /* of no rank */
     assert_int_equal(ws_rank_deltas_check(r, p.manifests[1], hashed, NULL), -EINVAL);
     new_delta(&p);
     assert_int_equal(ws_rank_deltas_add(r, p.delta, p.manifests[0], p.manifests[1], 0, UINT64_MAX, p.workers),
@@ -178,7 +178,7 @@ static void test_hostile_lists(void **state)
         "[[0,0,0,10,\"00\"]]",
         "[[0,0,0,10,\"000000000000000g\"]]",
         "[[0,0,0,0,\"0000000000000000\"]]",
-        "[[0,0,0,93,\"0000000000000000\"]]", /* no zeros behind */
+        "[[0,0,0,93,\"0000000000000000\"]]", /* not followed by zeros */
         "[[0,0,83,10,\"0000000000000000\"]]",
         "[[0,0,-1,10,\"0000000000000000\"]]",
         "[[0,0,9223372036854775807,10,\"0000000000000000\"]]",
@@ -205,7 +205,7 @@ static void test_hostile_lists(void **state)
         close(all[i]);
 }
 
-/* Well formed lists of records that are none, or of blocks that are not there. */
+/* Well-formed lists of invalid records, or of blocks that do not exist. */
 static void test_hostile_records(void **state)
 {
     struct pair p = {0};
@@ -260,7 +260,7 @@ static void test_chains(void **state)
     assert_non_null(r);
     for (unsigned i = 0; i < 20; i++)
         ids[i] = ws_version_id_make(i, "r");
-    /* Block 0 changes each time, 1 never, 2 is not known at the third. */
+    /* Block 0 changes each time, block 1 never, block 2 is unknown at the third. */
     for (unsigned v = 1; v < 12; v++) {
         assert_int_equal(ws_history_begin(r, &ids[v - 1], NULL), 0);
         ws_history_record(r, 0, any_record(0, v), 0);
@@ -279,7 +279,7 @@ static void test_chains(void **state)
         assert_int_equal(ws_history_is_complete(r, 2, reach), v <= 3 || v > 6);
         ws_history_commit(r, &ids[v], 3, UINT64_MAX);
     }
-    /* One that is not committed is forgotten; so is all when what comes is made from another version. */
+    /* A version that is not committed is dropped; so is everything if a version is made from another base. */
     assert_int_equal(ws_history_begin(r, &ids[11], NULL), 0);
     ws_history_record(r, 0, any_record(0, 1), 0);
     assert_int_equal(ws_history_begin(r, &ids[11], NULL), 0);

@@ -1,4 +1,5 @@
-/* Regions of every kind: memory that is a file, which processes may write it or hold it, and what comes back. */
+/* Regions of every kind: memory that is a file, which processes may write or keep it, and when it can be
+ * reused. */
 #include "tests/fixtures/without_leases.h"
 #include "transports/base/limits.h"
 #include "transports/memory/region.h"
@@ -27,7 +28,7 @@
 
 static struct ws_error err;
 
-/* Each test runs with each kind that this machine gives: its state is the kind's name. */
+/* Each test runs with each kind that this machine supports: its state is the kind's name. */
 static int force_kind(void **state)
 {
     setenv("WSYNC_REGION", *state, 1);
@@ -50,7 +51,7 @@ static struct ws_region *make(uint64_t size)
     return r;
 }
 
-/* By a process that keeps none of it. */
+/* In a process that does not keep it. */
 static int open_again(struct ws_region *r, bool writable)
 {
     int fd = -1;
@@ -87,7 +88,7 @@ static void test_memory_is_file(void **state)
         assert_int_equal(fstat(ws_region_fd(r), &st), 0);
         assert_int_equal(st.st_size, sizes[i]);
         assert_true(S_ISREG(st.st_mode));
-        assert_int_equal(st.st_mode & 077, 0); /* nobody else's */
+        assert_int_equal(st.st_mode & 077, 0); /* no permissions for other users */
         assert_true(fcntl(ws_region_fd(r), F_GETFD) & FD_CLOEXEC);
         assert_int_equal(p[0], 0);
         assert_int_equal(p[sizes[i] - 1], 0);
@@ -135,7 +136,7 @@ static void test_small_is_small(void **state)
     ws_region_free(r);
 }
 
-/* One byte costs a huge page, which is what makes reads fast. */
+/* One byte costs a huge page; huge pages make reads fast. */
 static void test_large_is_huge(void **state)
 {
     char choice[128] = "";
@@ -228,7 +229,7 @@ static void test_writers_after_readers(void **state)
     int fd = open_again(r, true);
     assert_int_equal(pwrite(fd, "w", 1, 5), 1);
     assert_int_equal(ws_region_data(r)[5], 'w');
-    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), -1); /* nor may they forbid us to recycle it */
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), -1); /* nor prevent its reuse */
     close(fd);
     assert_int_equal(ws_region_resize(r, MIB, &err), 0);
     ws_region_free(r);
@@ -346,7 +347,7 @@ static void on_sigio(int signal_number)
     atomic_fetch_add(&n_sigio, 1);
 }
 
-/* Openers that hit the lease must not make the kernel's SIGIO reach any thread: its default ends the process. */
+/* Processes that open a leased file must not cause a SIGIO in any thread: its default ends the process. */
 static void test_idle_is_quiet(void **state)
 {
     struct sigaction before, counting = {.sa_handler = on_sigio};
@@ -418,7 +419,7 @@ static void test_resize(void **state)
     }
     assert_int_equal(ws_region_prefault(r, 1, &err), 0);
     assert_int_equal(ws_region_resize(r, 2 * MIB, &err), 0);
-    assert_int_equal(taken_bytes(r), 2 * MIB); /* what was cut off went back to the system */
+    assert_int_equal(taken_bytes(r), 2 * MIB); /* the truncated part was returned to the system */
     assert_int_equal(ws_region_resize(r, WS_MAX_FILE_BYTES + 1, &err), -EFBIG);
     assert_int_equal(ws_region_size(r), 2 * MIB);
     ws_region_free(r);
@@ -448,7 +449,7 @@ static void test_import(void **state)
     ws_region_data(in)[MIB] = 43;
     assert_int_equal(ws_region_data(r)[MIB], 43);
     assert_int_equal(ws_region_fd(in), -1);
-    pid_t child = fork(); /* has no descriptor by which it could hold it */
+    pid_t child = fork(); /* has no descriptor to keep it */
     assert_true(child >= 0);
     if (child == 0)
         for (;;)
@@ -537,10 +538,10 @@ static void test_link(void **state)
     ws_region_free(big);
     ws_region_free(small);
     if (fs >= 0)
-        assert_int_equal(unlinkat(fs, ".keep", AT_REMOVEDIR), 0); /* nothing is left in it */
+        assert_int_equal(unlinkat(fs, ".keep", AT_REMOVEDIR), 0); /* it is empty */
 }
 
-/* Without privileges: memfd, said once, and all of the above still holds. */
+/* Without privileges: memfd, logged once, and everything above still holds. */
 static void test_unprivileged(void **state)
 {
     (void)state;
@@ -562,7 +563,7 @@ static void test_unprivileged(void **state)
             _exit(4);
         char path[64];
         snprintf(path, sizeof(path), "/proc/self/fd/%d", ro);
-        if (open(path, O_RDWR) >= 0) /* not even we, by mistake */
+        if (open(path, O_RDWR) >= 0) /* not even this process, by mistake */
             _exit(5);
         if (ws_region_open(r, WS_REGION_WRITE, &rw, NULL) < 0)
             _exit(6);
@@ -573,7 +574,7 @@ static void test_unprivileged(void **state)
     assert_int_equal(end_of(child), 0);
 }
 
-/* What is in a pipe is the region's own memory, and neither an open file nor a mapping. */
+/* Pages in a pipe are the region's own memory, and neither an open file nor a mapping. */
 static void test_shown_is_never_idle_again(void **state)
 {
     int ends[2], fd = -1;
@@ -599,7 +600,7 @@ static void test_shown_is_never_idle_again(void **state)
     ws_region_free(r);
 }
 
-/* A kernel without leases (fs.leases-enable=0, sandboxes): it cannot be told, so the answer is no. */
+/* A kernel without leases (fs.leases-enable=0, sandboxes): cannot tell, so the answer is no. */
 static void test_without_leases(void **state)
 {
     if (!have_kind(state))
@@ -619,7 +620,7 @@ static void test_without_leases(void **state)
     assert_int_equal(end_of(child), 0);
 }
 
-/* A moment without descriptors is no answer for good. */
+/* A temporary lack of descriptors is not a permanent answer. */
 static void test_leases_are_asked_for_again(void **state)
 {
     if (!have_kind(state))
@@ -641,7 +642,7 @@ static void test_leases_are_asked_for_again(void **state)
     assert_int_equal(end_of(child), 0);
 }
 
-/* What a reader keeps of a region that is gone is counted; what is ours is not. */
+/* Released regions that a reader keeps are counted; the process's own are not. */
 static void test_left(void **state)
 {
     int fd = -1;

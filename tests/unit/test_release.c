@@ -1,4 +1,4 @@
-/* Fleets and releases by a clock of the test's own: leases, the two phases, missing mounts. */
+/* Fleets and releases with the test's own clock: leases, the two phases, missing mounts. */
 #include "backends/trainer/agent/fleet/release.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -38,7 +38,7 @@ static void test_phases(void **state)
     struct ws_fleet_mount *a = meet(&f, "a:/m", S), *b = meet(&f, "b:/m", S), *idle = meet(&f, "idle:/m", S);
     (void)state;
     idle->follows = false;
-    ws_fleet_record_prepared(a, &two); /* of a release before: it is asked anew */
+    ws_fleet_record_prepared(a, &two); /* of a previous release: it is asked again */
     struct ws_release *r = release_of(&f, &two, S);
     assert_false(ws_release_advance(r, S));
     assert_int_equal(ws_fleet_mount_progress(&f, a, r->id, &two, S), WS_FLEET_WAITING);
@@ -77,7 +77,7 @@ static void test_aborts(void **state)
     assert_non_null(strstr(r->why, "a:/m cannot take actor/2: a tensor is missing"));
     assert_true(ws_release_is_finished(r, S));
     free(r);
-    r = release_of(&f, &two, S); /* asked anew: the failure before is forgotten */
+    r = release_of(&f, &two, S); /* asked again: the earlier failure is forgotten */
     assert_int_equal(r->phase, WS_RELEASE_PREPARING);
     ws_fleet_extend_lease(&f, "a:/m", 61 * S, 0);
     assert_true(ws_release_advance(r, 62 * S));
@@ -95,21 +95,21 @@ static void test_leases(void **state)
     ws_fleet_record_prepared(a, &two);
     ws_fleet_extend_lease(&f, "a:/m", 10 * S, 10000);
     const uint64_t lease_ns = a->lease_ns;
-    ws_fleet_extend_lease(&f, "a:/m", 2 * S, 0); /* a lease is not cut short by a poll that came late */
+    ws_fleet_extend_lease(&f, "a:/m", 2 * S, 0); /* a late poll does not shorten a lease */
     assert_true(a->lease_ns == lease_ns);
     ws_fleet_extend_lease(&f, "nobody", 10 * S, 10000);
     assert_false(ws_release_advance(r, (LEASE_S + 1) * S));
-    assert_true(ws_release_advance(r, (LEASE_S + 1) * S + 1)); /* b is silent: it goes on without it */
+    assert_true(ws_release_advance(r, (LEASE_S + 1) * S + 1)); /* b is silent: it continues without b */
     assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
     assert_int_equal(ws_fleet_mount_progress(&f, b, r->id, &two, 20 * S), WS_FLEET_SILENT);
     ws_fleet_record_loaded(&f, a, &two);
     assert_true(ws_release_is_finished(r, 20 * S));
-    (void)meet(&f, "b:/m", 21 * S); /* it is back, and on its way */
+    (void)meet(&f, "b:/m", 21 * S); /* it is back, and still preparing */
     assert_false(ws_release_is_finished(r, 21 * S));
     ws_fleet_commit(&f, r->id + 100, &three);
     assert_true(ws_release_is_superseded(r) && ws_release_is_finished(r, 21 * S));
     free(r);
-    r = release_of(&f, &three, 100 * S); /* all are silent, or we are cut off: not committed with nobody */
+    r = release_of(&f, &three, 100 * S); /* all are silent, or the agent is cut off: no commit */
     assert_false(ws_release_advance(r, 101 * S));
     assert_int_equal(r->phase, WS_RELEASE_PREPARING);
     assert_true(ws_release_advance(r, 161 * S));
@@ -118,7 +118,7 @@ static void test_leases(void **state)
     assert_int_equal(f.n, 2);
     ws_fleet_expire(&f, 1000 * S);
     assert_int_equal(f.n, 0);
-    r = release_of(&f, &two, S); /* nobody is there: committed at once */
+    r = release_of(&f, &two, S); /* there are no mounts: committed at once */
     assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
     free(r);
 }
@@ -159,7 +159,7 @@ static void test_there_and_back(void **state)
     assert_true(ws_release_is_superseded(r[0]) && !ws_release_is_superseded(r[1]));
     assert_int_equal(ws_fleet_mount_progress(&f, m, r[1]->id, &two, S), WS_FLEET_PREPARED);
     assert_false(ws_fleet_serves(&f, &two, "all", S, NULL, 0) || ws_fleet_serves(&f, &two, "a", S, NULL, 0));
-    ws_fleet_record_presence(&f, m, &two, &answered); /* of the release before: another engine was added */
+    ws_fleet_record_presence(&f, m, &two, &answered); /* of the previous release: another engine was added */
     assert_false(ws_release_is_finished(r[1], S));
     ws_fleet_record_loaded(&f, m, &one);
     ws_fleet_record_presence(&f, m, &one, &r[0]->id);
@@ -173,7 +173,7 @@ static void test_there_and_back(void **state)
     ws_fleet_clear(&f);
 }
 
-/* Mounts of wsync 0.1.0 name no release, and report nothing where they have nothing to do. */
+/* Mounts of wsync 0.1.0 name no release, and report nothing if they have nothing to do. */
 static void test_old_mounts(void **state)
 {
     struct ws_fleet f = {0};
@@ -182,14 +182,14 @@ static void test_old_mounts(void **state)
     there_and_back(&f, r, NULL);
     struct ws_fleet_mount *m = f.mounts;
     assert_false(ws_release_is_finished(r[1], S) || ws_fleet_serves(&f, &two, "all", S, NULL, 0));
-    ws_fleet_record_presence(&f, m, &two, NULL); /* may be said while it loads */
+    ws_fleet_record_presence(&f, m, &two, NULL); /* may be released while it loads */
     assert_false(ws_release_is_finished(r[1], S));
     ws_fleet_record_loaded(&f, m, &one);
     assert_false(ws_release_is_finished(r[1], S));
     ws_fleet_record_loaded(&f, m, &two);
     assert_true(ws_release_is_finished(r[1], S) && ws_fleet_serves(&f, &two, "all", S, NULL, 0));
     free(r[0]);
-    r[0] = release_of(&f, &two, S); /* which it serves: it will not report it again */
+    r[0] = release_of(&f, &two, S); /* which it serves: it does not report again */
     ws_fleet_record_prepared(m, &two);
     assert_true(ws_release_advance(r[0], S) && ws_release_is_finished(r[0], S));
     assert_int_equal(ws_fleet_mount_progress(&f, m, r[0]->id, &two, S), WS_FLEET_LOADED);
@@ -202,7 +202,7 @@ static void test_old_mounts(void **state)
     assert_true(ws_release_is_finished(r[0], S));
     free(r[0]);
     free(r[1]);
-    r[0] = release_of(&f, &one, S); /* back: the one that failed may just try 2 again */
+    r[0] = release_of(&f, &one, S); /* back: the mount that failed may just be trying 2 again */
     ws_fleet_record_prepared(m, &one);
     ws_fleet_record_prepared(late, &one);
     assert_true(ws_release_advance(r[0], S));
@@ -243,7 +243,7 @@ static void test_serves(void **state)
     struct ws_fleet_mount *a = meet(&f, "a:/m", S), *b = meet(&f, "b:/m", S), *c = meet(&f, "c:/m", S);
     char text[256] = "";
     (void)state;
-    c->follows = false; /* has neither policy nor engines: does not count for all */
+    c->follows = false; /* has neither policy nor engines: not one of all */
     assert_false(ws_fleet_serves(&f, &two, "all", S, text, sizeof(text)));
     assert_non_null(strstr(text, "a:/m does not serve it, nor do 1 more"));
     ws_fleet_record_loaded(&f, a, &two);

@@ -1,5 +1,5 @@
-/* Safetensors headers: what the stock writer makes is read, what is wrong is refused with the reason,
- * what we lay out reads back and is aligned. */
+/* Safetensors headers: the stock writer's files are read, malformed ones are refused with the reason, and our
+ * own layout reads back and is aligned. */
 #include "tests/fixtures/private_folder.h"
 #include "transports/format/safetensors.h"
 #include <endian.h>
@@ -21,8 +21,8 @@
 
 static struct ws_error err;
 
-/* Parses a file of this header and data_bytes of data. The header lies in a block of exactly its
- * size, so that a sanitizer sees a read beyond it. */
+/* Parses a file of this header and data_bytes of data. The header is in a block of exactly its size, so that
+ * a sanitizer detects a read beyond it. */
 static int parse_bytes(const char *json, size_t json_bytes, uint64_t data_bytes, struct ws_safetensors **st)
 {
     uint64_t length = htole64(json_bytes);
@@ -93,7 +93,7 @@ static void test_stock_file(void **state)
     ws_safetensors_free(st);
 }
 
-/* The stock file, cut anywhere or grown by a byte, is refused. */
+/* The stock file, truncated anywhere or grown by a byte, is refused. */
 static void test_stock_file_cut(void **state)
 {
     const size_t bytes = sizeof(stock) - 1;
@@ -109,7 +109,7 @@ static void test_stock_file_cut(void **state)
     }
     assert_int_equal(ws_safetensors_parse(stock, bytes, bytes + 1, &st, &err), -EBADMSG);
     assert_non_null(strstr(err.text, "1 bytes follow the last tensor"));
-    /* The file is whole, but fewer bytes of its header were handed in. */
+    /* The file is complete, but fewer bytes of its header were passed. */
     assert_int_equal(ws_safetensors_parse(stock, 5, bytes, &st, &err), -EBADMSG);
     assert_int_equal(ws_safetensors_parse(stock, 100, bytes, &st, &err), -EBADMSG);
     assert_null(st);
@@ -139,7 +139,7 @@ static void test_good_headers(void **state)
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[2,3]},"
          "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}",
          3, 2},
-        /* Empty tensors lie between the others. */
+        /* Empty tensors may lie between the others. */
         {"{\"e\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]},\"a\":" ONE ","
          "\"f\":{\"dtype\":\"F32\",\"shape\":[7,0],\"data_offsets\":[1,1]}}",
          1, 3},
@@ -299,7 +299,7 @@ static void test_header_length(void **state)
         assert_int_equal(ws_safetensors_header_bytes(file, sizeof(file), &out, &err), -EBADMSG);
         assert_int_equal(ws_safetensors_parse(file, sizeof(file), sizeof(file), &st, &err), -EBADMSG);
     }
-    /* Within the limits and the file: fine, however much of it is here. */
+    /* Within the limits and the file: accepted, however much of it was passed. */
     {
         uint64_t length = htole64(WS_MAX_HEADER_BYTES);
         assert_int_equal(ws_safetensors_header_bytes(&length, 1UL << 40, &out, &err), 0);
@@ -354,7 +354,7 @@ static void test_errors_are_optional(void **state)
     assert_int_equal(ws_safetensors_read("/nonexistent", &st, NULL), -ENOENT);
 }
 
-/* As many tensors as the bench of a large version has. */
+/* As many tensors as in the benchmark of a large version. */
 static void test_100000_tensors(void **state)
 {
     const unsigned n = 100000;
@@ -436,7 +436,7 @@ static void test_layout_in_name_order(void **state)
     free(header);
 }
 
-/* Name order would put the F32 at an odd byte: widest first then, names within. */
+/* Name order would put the F32 at an odd byte: widest first then, by name within. */
 static void test_layout_keeps_tensors_aligned(void **state)
 {
     static const struct ws_tensor specs[] = {
@@ -482,7 +482,7 @@ static void test_layout_of_nothing(void **state)
     free(header);
 }
 
-/* The padding must be right for each length of the text, the one that needs none included. */
+/* The padding must be right for each length of the text, including lengths that need none. */
 static void test_layout_padding(void **state)
 {
     static char fixed[3][1001], variable[WS_MAX_TENSOR_NAME + 1];

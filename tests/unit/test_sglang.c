@@ -1,5 +1,5 @@
-/* SGLang's table against the reference engine, which really loads, and against servers that refuse, lie, or
- * are of another release. */
+/* SGLang's table with the reference engine, which really loads, and with servers that refuse, lie, or are of
+ * another release. */
 #include "backends/engine/load.h"
 #include "tests/fixtures/bad_server.h"
 #include "tests/fixtures/checkpoint.h"
@@ -105,7 +105,7 @@ static void test_key(void **state)
     e.target.token = "s3cret-of-the-engine";
     assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), 0);
     assert_int_equal(ws_engine_sglang.load(&e.target, engine_two, "2", &err), 0);
-    e.target.admin_token = "s3cret-of-somebody-else"; /* is what changes it asked with, and no more */
+    e.target.admin_token = "s3cret-of-somebody-else"; /* only for requests that change the server */
     assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), 0);
     assert_int_equal(ws_engine_sglang.pause(&e.target, &err), -EACCES);
     assert_int_equal(ws_engine_sglang.load(&e.target, engine_two, "2", &err), -EACCES);
@@ -134,7 +134,7 @@ static void test_cancelled_load(void **state)
     engine_stop(&e);
 }
 
-/* A request that comes while the engine is paused is answered after the resume, by the new weights. */
+/* A request that arrives while the engine is paused is answered after the resume, with the new weights. */
 static void *ask(void *arg)
 {
     struct engine *e = arg;
@@ -276,7 +276,7 @@ static void test_key_in_a_reply(void **state)
     bad_server_stop(s);
 }
 
-/* "success" is believed only when the engine then says that it serves the version. */
+/* "success" counts only if the engine then reports the version. */
 static void test_success_that_is_none(void **state)
 {
     static const struct bad_step steps[] = {
@@ -307,7 +307,7 @@ static void test_server_that_only_knows_abort(void **state)
     engine_at(&e, bad_server_port(s));
     assert_int_equal(ws_engine_sglang.pause(&e.target, &err), 0);
     assert_int_equal(bad_server_hits(s, 0), 1);
-    /* what a person asked for is not replaced */
+    /* the operator's choice is not replaced */
     e.target.pause_mode = "retract";
     assert_int_equal(ws_engine_sglang.pause(&e.target, &err), -EREMOTEIO);
     assert_int_equal(bad_server_hits(s, 0), 1);
@@ -326,7 +326,7 @@ static void test_older_model_info(void **state)
     bad_server_stop(s);
 }
 
-/* One that answers with a failure does not say that the load before it is over. */
+/* An engine that answers with a failure does not say that the previous load is over. */
 static void test_sglang_that_does_not_settle(void **state)
 {
     static const struct bad_step steps[] = {
@@ -359,7 +359,7 @@ static void test_sglang_of_dummy_weights(void **state)
     assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), 0);
     e.target.facts = &facts;
     assert_int_equal(ws_engine_sglang.load(&e.target, engine_one, "1", &err), 0);
-    e.target.load_format = "dummy"; /* what a person asked for is not replaced */
+    e.target.load_format = "dummy"; /* the operator's choice is not replaced */
     assert_int_equal(ws_engine_sglang.load(&e.target, engine_two, "2", &err), -EREMOTEIO);
     engine_stop(&e);
 }
@@ -382,7 +382,7 @@ static void test_sglang_with_tokenizer_workers(void **state)
     assert_string_equal(now.path, "");
     assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), 0);
     assert_string_equal(now.version, "2");
-    assert_string_equal(now.path, ""); /* each worker names its own */
+    assert_string_equal(now.path, ""); /* each worker reports its own */
     engine_assert_holds(&e.target, 2);
     e.target.pause_mode = "abort";
     assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), -EPROTO);
@@ -390,7 +390,7 @@ static void test_sglang_with_tokenizer_workers(void **state)
     engine_stop(&e);
 }
 
-/* Several workers of a release whose schedulers do not say what they hold. */
+/* Several workers of a release whose schedulers do not report their weights. */
 static void test_sglang_workers_that_cannot_say(void **state)
 {
     static const struct bad_step steps[] = {
@@ -408,7 +408,7 @@ static void test_sglang_workers_that_cannot_say(void **state)
     bad_server_stop(s);
 }
 
-/* A model that sees images needs the plug-in, or no cache of them. */
+/* A model that sees images needs the plug-in, or no cache of image embeddings. */
 static void test_sglang_with_images(void **state)
 {
     static const char *const states[] = {"{}", "{\"wsync\":{\"forgets_embeddings\":true}}"};

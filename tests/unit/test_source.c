@@ -1,5 +1,5 @@
-/* What a source answers is compared with what it was asked for: manifests of something else, and agents that
- * hand over the memory of another version, or less of it. */
+/* A source's answers are compared with the request: manifests of other versions, and agents that share the
+ * memory of another version, or less of it. */
 #include "tests/fixtures/private_folder.h"
 #include "transports/format/manifest.h"
 #include "transports/ipc/frame.h"
@@ -81,13 +81,13 @@ static void test_manifests(void **state)
     assert_non_null(strstr(err.text, "actor/7 and sent the manifest of actor/7 run r2"));
 }
 
-/* --- an agent that hands over memory --- */
+/* --- an agent that shares memory --- */
 
 struct agent {
     int listener;
     char path[64], url[80];
-    struct ws_manifest *by_version[3]; /* what it says that a version is */
-    struct ws_region *regions[3];      /* and its memory: of every file the same */
+    struct ws_manifest *by_version[3]; /* the version that it announces */
+    struct ws_region *regions[3];      /* and its memory: the same for every file */
     atomic_size_t n_fds;               /* that it sends */
     pthread_t thread;
 };
@@ -180,7 +180,7 @@ static void test_maps(void **state)
     assert_int_equal(ws_source_map(s, m, regions, &err), 0);
     assert_int_equal(ws_region_data(regions[2])[BYTES - 1], 1);
     free_all(regions);
-    assert_int_equal(ws_source_map(s, old, regions, &err), -ESTALE); /* of that name, and of other bytes */
+    assert_int_equal(ws_source_map(s, old, regions, &err), -ESTALE); /* the same name with other bytes */
     assert_non_null(strstr(err.text, "another one by now"));
     a.n_fds = N_FILES - 1;
     assert_int_equal(ws_source_map(s, m, regions, &err), -EPROTO);
@@ -200,7 +200,7 @@ static int take_hash(void *arg, size_t block, uint64_t hash)
     return 0;
 }
 
-/* One lane, one version after the other. */
+/* One lane, several versions in turn. */
 static void test_lane(void **state)
 {
     unsigned char *dst = malloc(BYTES);

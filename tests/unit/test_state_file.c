@@ -1,4 +1,5 @@
-/* Small files that are replaced whole: what cannot be read whole is an error, never a shorter file. */
+/* Small files that are replaced atomically: a file that cannot be read completely is an error, never a
+ * shorter file. */
 #include "tests/fixtures/private_folder.h"
 #include "transports/base/state_file.h"
 #include <errno.h>

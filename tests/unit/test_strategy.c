@@ -1,6 +1,6 @@
 /* beside others */
 /* Strategies: what each is and whether it can be used; sync infos and update requests, to JSON and back; what
- * the seeds write is read; what is wrong is refused with a sentence that names it. */
+ * SkyRL and vLLM write can be read; malformed texts are refused with a message that names the error. */
 #include "backends/trainer/skyrl/strategy.h"
 #include "backends/trainer/skyrl/update_request.h"
 #include "tests/fixtures/checkpoint.h"
@@ -115,7 +115,7 @@ static void test_sync_info_round_trips(void **state)
     }
 }
 
-/* asdict() of release 0.3.1's and 0.3.0's infos has no strategy, since the class says it; and the other
+/* asdict() of release 0.3.1's and 0.3.0's infos has no strategy, since the class implies it; and other
  * names. */
 static void test_seeds_sync_infos(void **state)
 {
@@ -238,14 +238,14 @@ static void test_hostile_sync_infos(void **state)
     assert_non_null(strstr(wsync_error(), "struct_size"));
 }
 
-/* Every text of a valid info that was cut short is refused, whatever the place. */
+/* Every truncated text of a valid info is refused. */
 static void test_cut(void **state)
 {
     static const char json[] = TCP(",\"version\":3,\"x\":[{\"y\":null}]");
     wsync_sync_info *info;
     (void)state;
     for (size_t n = 0; n < sizeof(json) - 1; n++) {
-        char *copy = malloc(n + 1); /* so that a read beyond it is seen */
+        char *copy = malloc(n + 1); /* so that a read beyond it is detected */
         assert_non_null(copy);
         memcpy(copy, json, n);
         char *exact = realloc(copy, n ? n : 1);
@@ -293,7 +293,7 @@ static int open_one(wsync_strategy_id id, const char *const *urls, size_t n, str
     return ws_sync_info_open(&i, NULL, out, err);
 }
 
-/* The first url is a folder that is not there; the second one's checkpoint is listed. */
+/* The first url is a folder that does not exist; the second one's checkpoint is listed. */
 static void test_open_dir(void **state)
 {
     char *folder = checkpoint_folder(), model[256], missing[256];
@@ -425,7 +425,7 @@ static void test_request_round_trips(void **state)
                       "\"ipc_handles\":[{\"GPU-1\":\"AAAA\"},{\"GPU-1\":\"AAAA\",\"GPU-2\":\"AAA=\"}]}");
 }
 
-/* What the releases send, as JSON: asdict() of the requests of 0.3.0 and 0.3.1, and vLLM's update_info. */
+/* The releases' JSON: asdict() of the requests of 0.3.0 and 0.3.1, and vLLM's update_info. */
 static void test_seeds_requests(void **state)
 {
     wsync_update_request *r;
@@ -620,7 +620,7 @@ static void test_request_of_chunk(void **state)
     wsync_chunks *c;
     wsync_update_request *r;
     (void)state;
-    p[1].piece = (wsync_piece){.kind = WSYNC_BOX, .size = {5}}; /* the box of everything */
+    p[1].piece = (wsync_piece){.kind = WSYNC_BOX, .size = {5}}; /* a box of the whole tensor */
     assert_int_equal(wsync_chunks_open(p, 2, &o, &c), 0);
     const wsync_chunk *chunk = wsync_chunks_get(c, 0);
     assert_int_equal(wsync_update_request_of(chunk, WSYNC_PACKED_CUDA_IPC, &r), 0);

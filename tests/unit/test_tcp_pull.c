@@ -1,4 +1,4 @@
-/* The mount's side of tcp, and the HTTP client beside it, against servers that are not as they should be. */
+/* The mount's side of tcp, and the HTTP client, with misbehaving servers. */
 #include "tests/fixtures/bad_server.h"
 #include "transports/format/manifest.h"
 #include "transports/http/client.h"
@@ -22,7 +22,7 @@
 
 #define SIZE (1UL << 20)
 
-/* Answers one request with the right head, and then drips until its peer has enough. */
+/* Answers one request with a valid head, and then trickles until its peer gives up. */
 static void *drip(void *arg)
 {
     char request[4096];
@@ -89,7 +89,7 @@ static void test_a_source_that_drips(void **state)
     free(dst);
 }
 
-/* What an engine would be asked. */
+/* A request as to an engine. */
 static int call(struct ws_http_client *http, const char *url, struct ws_error *err)
 {
     const struct ws_http_request request = {.what = "a server", .url = url, .path = "/", .timeout_ms = 10000};
@@ -110,7 +110,7 @@ static void both_say(struct ws_http_client *http, const char *url, int rc)
     ws_source_close(source);
 }
 
-/* What does not speak TLS, to two who do. */
+/* A server that does not speak TLS, for two clients that do. */
 static void *greet_two(void *arg)
 {
     char hello[4096];
@@ -123,7 +123,7 @@ static void *greet_two(void *arg)
     return NULL;
 }
 
-/* All callers get the same errno for what the same server does. */
+/* All callers get the same errno for the same behaviour of a server. */
 static void test_one_errno(void **state)
 {
     static const struct {
@@ -158,7 +158,7 @@ static void test_one_errno(void **state)
     ws_http_client_free(http);
 }
 
-/* What stands before a source answers in its place, in no HTTP, while it is away. */
+/* A proxy before a source answers in its place while it is away, and not in HTTP. */
 static void test_a_source_that_is_away(void **state)
 {
     static const char *const instead[] = {"503 the backend is away\r\n",
@@ -211,7 +211,7 @@ static void test_no_descriptors(void **state)
     assert_int_equal(call(http, "http://127.0.0.1:1", &err), -EHOSTUNREACH);
     assert_int_equal(ws_source_open("http://127.0.0.1:1", NULL, &source, &err), 0);
     assert_true(ws_source_models(source, NULL, 0, 0, NULL, &reply, &err) <
-                0); /* the libraries have what they open */
+                0); /* so that libraries have opened their files */
     assert_null(strstr(err.text, "descriptors"));
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
     none = (struct rlimit){.rlim_cur = 3, .rlim_max = was.rlim_max};

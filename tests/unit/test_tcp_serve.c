@@ -1,5 +1,5 @@
-/* A catalog's servers against clients that do harm: many that connect and send nothing, bodies of
- * clients without the token, and no descriptors left. */
+/* A catalog's servers with hostile clients: many that connect and send nothing, bodies from clients without
+ * the token, and a lack of descriptors. */
 #include "tests/fixtures/private_folder.h"
 #include "transports/base/state_file.h"
 #include "transports/ipc/serve.h"
@@ -116,17 +116,17 @@ static void test_half_open(void **state)
         half[i] = call(s, "GET /v1/mo");
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(ask(s, PROBE), 200);
-    assert_int_equal(status_of(half[0]), 0); /* closed, it was the oldest */
+    assert_int_equal(status_of(half[0]), 0); /* closed, as the oldest */
     assert_int_equal(send(known, PROBE, strlen(PROBE), MSG_NOSIGNAL), strlen(PROBE));
     char first[4096];
-    assert_true(recv(known, first, sizeof(first), 0) > 0); /* who asked for something stays */
+    assert_true(recv(known, first, sizeof(first), 0) > 0); /* a client that sent a request stays */
     for (unsigned i = 0; i < MANY; i++)
         close(half[i]);
     close(known);
     ws_tcp_server_free(s);
 }
 
-/* Of none of these comes the body. */
+/* None of these bodies is kept. */
 static void test_bodies_without_token(void **state)
 {
     struct ws_tcp_server *open = serve(NULL), *closed = serve("secret");
@@ -156,7 +156,7 @@ static uint64_t most_memory_kib(void)
     return p ? strtoull(p + 6, NULL, 10) : 0;
 }
 
-/* Also of one that is sent to what anybody may ask for: it is read, and not kept. */
+/* Also the body of a request to a route without a token: it is read and dropped. */
 static void test_bodies_are_dropped(void **state)
 {
     enum { CHUNK = 1 << 20, CHUNKS = 48 };
@@ -199,7 +199,7 @@ static unsigned count_lines(int fd, const char *what)
     return n;
 }
 
-/* No descriptors are left, and what is logged is kept. */
+/* No descriptors are left; the log is kept. */
 struct shortage {
     struct rlimit was;
     int log, stderr_was;
@@ -215,7 +215,7 @@ static void begin_shortage(struct shortage *n)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
 }
 
-/* Once it has been said. */
+/* Once it was logged. */
 static void end_shortage(struct shortage *n)
 {
     for (unsigned i = 0; i < 600 && count_lines(n->log, "nobody more can connect") == 0; i++)
@@ -231,7 +231,7 @@ static void look_at_log(struct shortage *n)
     close(n->stderr_was);
 }
 
-/* The acceptor waits where there are no descriptors, says so once, and goes on when there are again. */
+/* The acceptor waits while there are no descriptors, logs that once, and continues when there are some. */
 static void test_no_descriptors(void **state)
 {
     char path[108], byte;
@@ -251,7 +251,7 @@ static void test_no_descriptors(void **state)
     for (unsigned i = 0; i < 2; i++)
         assert_int_equal(connect(waiting[i], (struct sockaddr *)&a, sizeof(a)), 0);
     end_shortage(&shortage);
-    for (unsigned i = 0; i < 2; i++) { /* both are served now: what is no request ends the connection */
+    for (unsigned i = 0; i < 2; i++) { /* both are served now: malformed requests end the connection */
         assert_true(
             send(waiting[i], "no request at all, and long enough to be seen as none", 53, MSG_NOSIGNAL) > 0);
         assert_int_equal(shutdown(waiting[i], SHUT_WR), 0);
@@ -263,7 +263,7 @@ static void test_no_descriptors(void **state)
     look_at_log(&shortage);
 }
 
-/* So does that of HTTP; for who waits there, nobody who is there already has to go. */
+/* So does the HTTP server's; no connected client is closed for a waiting one. */
 static void test_no_descriptors_for_http(void **state)
 {
     struct ws_tcp_server *s = serve(NULL);
@@ -286,7 +286,7 @@ static void test_no_descriptors_for_http(void **state)
     look_at_log(&shortage);
 }
 
-/* More arguments than libmicrohttpd has memory for are answered, too. */
+/* More arguments than libmicrohttpd has memory for are answered too. */
 static void test_many_arguments(void **state)
 {
     static const unsigned counts[] = {20, 63, 500, 1500}, bytes[] = {1, 20, 200, 2000, 20000};
@@ -310,7 +310,8 @@ static void test_many_arguments(void **state)
     ws_tcp_server_free(s);
 }
 
-/* A file of which a part was read would be another one: here a list of authorities that lacks the last. */
+/* A file that was read only in part would be another file: here a list of authorities without the last
+ * one. */
 static void test_long_tls_file(void **state)
 {
     static const char begin[] = "-----BEGIN CERTIFICATE-----\n";

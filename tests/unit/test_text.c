@@ -1,4 +1,4 @@
-/* Text cleaning: whatever comes in, one printable line of UTF-8 comes out. */
+/* Text cleaning: any input becomes one printable line of UTF-8. */
 #include "transports/base/text.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -19,10 +19,10 @@ static void test_utf8_length(void **state)
         {"a", 1, 1},
         {"\0", 1, 1},
         {"\x7F", 1, 1},
-        {"\x80", 1, 0},             /* a continuation alone */
+        {"\x80", 1, 0},             /* a lone continuation byte */
         {"\xC3\xA4", 2, 2},         /* U+00E4 */
         {"\xC3\xA4", 1, 0},         /* cut */
-        {"\xC3(", 2, 0},            /* no continuation */
+        {"\xC3(", 2, 0},            /* no continuation byte */
         {"\xC0\x80", 2, 0},         /* NUL in two bytes */
         {"\xC1\xBF", 2, 0},         /* overlong */
         {"\xE2\x82\xAC", 3, 3},     /* U+20AC */

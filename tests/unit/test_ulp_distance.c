@@ -1,4 +1,4 @@
-/* The distance of tensors: for every type against numbers that are decoded and ordered one by one here. */
+/* The distance of tensors: every type against numbers decoded and ordered one by one here. */
 #include "transports/delta/ulp_distance.h"
 #include <math.h>
 #include <setjmp.h>
@@ -31,8 +31,8 @@ static struct ws_ulp_distance differ(enum ws_dtype t, const void *a, const void 
 
 /* --- types of 8 and 16 bits: all their numbers in a row --- */
 
-/* How a type makes numbers of bits; specials: IEEE's infinities and NaNs in the last exponent, one NaN at all
- * ones (FN), or NaN where -0 would be (FNUZ). */
+/* How a type maps bits to numbers; specials: IEEE's infinities and NaNs in the last exponent, one NaN with
+ * all bits set (FN), or NaN in place of -0 (FNUZ). */
 static const struct format {
     enum ws_dtype dtype;
     unsigned bits, mantissa;
@@ -71,8 +71,8 @@ static int by_value(const void *a, const void *b)
     return (x->value > y->value) - (x->value < y->value);
 }
 
-/* Places on the line: each value that there is is one further than the one before; the NaNs of a sign follow
- * its last number, in the order of their bits. */
+/* Positions on the number line: each value is one further than the one before; the NaNs of a sign follow its
+ * last number, in the order of their bits. */
 static int32_t *places_of(const struct format *f)
 {
     const uint32_t n = 1U << f->bits, half = n / 2;
@@ -97,7 +97,7 @@ static int32_t *places_of(const struct format *f)
             place[v] = ++up;
     for (uint32_t v = half; v < n; v++)
         if (isnan(value_of(f, v)))
-            place[v] = v == half ? up + 1 : --down; /* FNUZ has one, of no sign */
+            place[v] = v == half ? up + 1 : --down; /* FNUZ has one, without a sign */
     free(line);
     return place;
 }
@@ -130,7 +130,7 @@ static void test_small_floats(void **state)
     }
 }
 
-/* Many elements at once: counted, and the farthest told. */
+/* Many elements at once: counted, and the largest distance reported. */
 static void test_tensors(void **state)
 {
     (void)state;
@@ -160,7 +160,7 @@ static void test_tensors(void **state)
     }
 }
 
-/* --- wider ones: steps that libm makes --- */
+/* --- wider types: steps made by libm --- */
 
 static void assert_f32(float a, float b, uint64_t changed, uint64_t far)
 {
@@ -220,9 +220,9 @@ static void test_wide_floats(void **state)
     assert_f32(INFINITY, float_of(0x7fc00000), 1, 1U << 22);
     assert_f32(float_of(0x7fc00000), float_of(0x7fc00001), 1, 1);
     assert_f32(float_of(0x7fc00000), float_of(0xffc00000), 1, 2 * 0x7fc00000ULL);
-    assert_f64(INFINITY, -INFINITY, 1, 2 * 0x7ff0000000000000ULL); /* more than a signed number holds */
+    assert_f64(INFINITY, -INFINITY, 1, 2 * 0x7ff0000000000000ULL); /* more than a signed number can hold */
     assert_f64(double_of(INT64_MAX), double_of(UINT64_MAX), 1, 2 * (uint64_t)INT64_MAX);
-    /* the halves of a wide one: one element, whichever of them changed */
+    /* the halves of a wide one: one element, whichever half changed */
     assert_f64(double_of(0x4000000000000000), double_of(0x4000000100000000), 1, 1ULL << 32);
     assert_f64(double_of(0x4000000000000000), double_of(0x4000000000000007), 1, 7);
     assert_f64(double_of(0x4000000000000000), double_of(0x4000000100000007), 1, (1ULL << 32) + 7);
@@ -282,7 +282,7 @@ static void test_empty_and_equal(void **state)
     }
 }
 
-/* Pairs do not run into one another, wherever their bytes begin. */
+/* Ranges of pairs do not overlap, wherever their bytes begin. */
 static void test_many_pairs(void **state)
 {
     enum { N = 50 };

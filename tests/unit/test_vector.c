@@ -1,4 +1,5 @@
-/* The growing array: what it holds after each kind of change, its limits, and that a failure changes nothing. */
+/* The growing array: its items after each kind of change, its limits, and that a failed change leaves it as
+ * it was. */
 #include "transports/base/vector.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -84,7 +85,7 @@ static void test_most(void **state)
     numbers_reset(&v);
 }
 
-/* What reserve promised needs no memory later, and sizes that no machine has are no memory. */
+/* Reserved room needs no later allocation, and impossible sizes are -ENOMEM. */
 static void test_reserve(void **state)
 {
     struct numbers v = {0};
@@ -107,7 +108,7 @@ static void test_reserve(void **state)
     numbers_reset(&v);
 
     assert_int_equal(larges_append(&l, (struct large){.bytes = "a"}), 0);
-    assert_int_equal(l.cap, 1); /* of large items no more than are asked for */
+    assert_int_equal(l.cap, 1); /* large items get no spare room */
     assert_int_equal(larges_append(&l, (struct large){.bytes = "b"}), 0);
     assert_int_equal(l.cap, 2);
     assert_string_equal(l.ptr[0].bytes, "a");
@@ -115,7 +116,7 @@ static void test_reserve(void **state)
     larges_reset(&l);
 }
 
-/* An array that keeps only its length moves at powers of two, and nowhere else. */
+/* An array that stores only its length is reallocated at powers of two, and nowhere else. */
 static void test_room(void **state)
 {
     uint32_t *array = NULL;

@@ -1,5 +1,5 @@
-/* vLLM's table against the reference engine, which really loads, and against servers that sleep, are out of
- * step, or lack routes. */
+/* vLLM's table with the reference engine, which really loads, and with servers that sleep, answer out of
+ * order, or lack routes. */
 #include "tests/fixtures/bad_server.h"
 #include "tests/fixtures/engine.h"
 #include <errno.h>
@@ -18,7 +18,7 @@
 static struct ws_error err;
 static struct ws_engine_facts facts;
 
-/* vLLM's development routes are anyone's, also with the wrong key: what is sent to them counts. */
+/* vLLM's development routes accept any key, also a wrong one: what is sent to them counts. */
 static void test_vllm_wrong_key(void **state)
 {
     struct ws_engine_serving now;
@@ -47,7 +47,7 @@ static void test_vllm(void **state)
     assert_int_equal(ops->probe(&e.target, &facts, &now, &err), 0);
     assert_string_equal(facts.release, "0.32.0");
     assert_string_equal(now.version, "default");
-    assert_string_equal(now.path, engine_one); /* what it was started with is the way back */
+    assert_string_equal(now.path, engine_one); /* the version at its start is the rollback target */
     assert_non_null(strstr(facts.missing, "/finish_weight_update"));
     e.target.facts = &facts;
     before = engine_checksum(&e.target, "/weight_checker", "checksums");
@@ -69,7 +69,7 @@ static void test_vllm(void **state)
     assert_int_equal(ops->serving(&e.target, &now, &err), 0);
     assert_string_equal(now.version, "2"); /* recorded only after a load */
     assert_int_equal(ops->probe(&e.target, &facts, &now, &err), 0);
-    assert_string_equal(now.path, ""); /* it does not say what it loaded last */
+    assert_string_equal(now.path, ""); /* it does not report what it loaded last */
     e.target.cache = WS_CACHE_EXTERNAL;
     assert_int_equal(ops->load(&e.target, engine_one, "4", &err), 0);
     free(before);
@@ -101,16 +101,16 @@ static void test_vllm_asleep(void **state)
     assert_true(now.sleeping);
     e.target.sleeping = now.sleeping;
     assert_int_equal(ws_engine_vllm.pause(&e.target, &err), 0);
-    for (unsigned i = 0; i < 2; i++) { /* woken for it; a second load, as one that goes back, ends no pause */
+    for (unsigned i = 0; i < 2; i++) { /* woken for it; a second load, as a rollback's, ends no pause */
         assert_int_equal(ws_engine_vllm.load(&e.target, i ? engine_one : engine_two, "2", &err), 0);
         assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), 0);
         assert_true(now.paused);
-        assert_true(now.sleeping); /* in part */
+        assert_true(now.sleeping); /* partly */
     }
     assert_int_equal(ws_engine_vllm.resume(&e.target, &err), 0);
     assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), 0);
     assert_false(now.sleeping || now.paused);
-    assert_int_equal(plain(&e, "/v1/completions"), 0); /* it would have died without its cache's memory */
+    assert_int_equal(plain(&e, "/v1/completions"), 0); /* it would end without its cache's memory */
     assert_int_equal(ws_engine_vllm.pause(&e.target, &err), 0);
     assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), 0);
     assert_true(now.paused);
@@ -118,7 +118,7 @@ static void test_vllm_asleep(void **state)
     engine_stop(&e);
 }
 
-/* Weights that cannot be woken were never told of a load: nothing has changed. */
+/* Weights that cannot be woken never received the load: nothing has changed. */
 static void test_vllm_stays_asleep(void **state)
 {
     static const struct bad_step steps[] = {
@@ -135,12 +135,12 @@ static void test_vllm_stays_asleep(void **state)
     bad_server_stop(s);
 }
 
-/* Paused, and maybe asleep: only its metrics could say. A reply that says nothing is not one that denies. */
+/* Paused, and maybe asleep: only its metrics could tell. A reply without the field does not deny it. */
 static void test_vllm_does_not_say_that_it_sleeps(void **state)
 {
     static const struct {
         const char *sleeping, *metrics;
-        unsigned status; /* of the metrics */
+        unsigned status; /* from the metrics */
         int rc;
         bool asleep, unknown;
     } cases[] = {
@@ -175,7 +175,7 @@ static void test_vllm_does_not_say_that_it_sleeps(void **state)
     }
 }
 
-/* A `timeout` of its own makes vLLM's workers answer the call after. */
+/* A `timeout` argument makes vLLM's workers answer a later call. */
 static void test_vllm_reload_has_no_timeout(void **state)
 {
     static const struct bad_step steps[] = {
@@ -194,7 +194,7 @@ static void test_vllm_reload_has_no_timeout(void **state)
     bad_server_stop(s);
 }
 
-/* The second worker's reply is that to the call before. */
+/* The second worker's reply is that to the previous call. */
 static void test_vllm_workers_out_of_step(void **state)
 {
     static const struct bad_step steps[] = {
@@ -211,7 +211,7 @@ static void test_vllm_workers_out_of_step(void **state)
     bad_server_stop(s);
 }
 
-/* The caller of the pause that is under way has given up waiting: a resume is refused until it is done. */
+/* The caller of the running pause has given up waiting: a resume is refused until the pause has ended. */
 static void test_vllm_resume_in_a_pause(void **state)
 {
     struct engine e;
@@ -244,7 +244,8 @@ static void ask_for_an_image(const struct engine *e)
     json_decref(body);
 }
 
-/* The scheduler and the workers forget an image together, also with cache=keep: else it dies of the next. */
+/* The scheduler and the workers drop an image together, also with cache=keep: else vLLM dies of the next
+ * one. */
 static void test_vllm_images(void **state)
 {
     struct engine e;
@@ -261,7 +262,7 @@ static void test_vllm_images(void **state)
     engine_stop(&e);
 }
 
-/* A vLLM that was started without its development mode. */
+/* A vLLM started without its development mode. */
 static void test_vllm_without_routes(void **state)
 {
     static const struct bad_step steps[] = {{"GET /version", BAD_JSON, 200, "{\"version\":\"0.30\"}"}};

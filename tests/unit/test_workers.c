@@ -1,4 +1,4 @@
-/* Workers: each index exactly once, run returns when all are done, callers take turns, threads take no
+/* Workers: each index exactly once, run returns when all are done, callers take turns, threads receive no
  * signals. */
 #include "transports/base/workers.h"
 #include <setjmp.h>
@@ -62,7 +62,8 @@ static void test_at_once(void **state)
     }
 }
 
-/* Plain memory: a job that is not over, or not visible, when run returns is a race that TSan sees too. */
+/* Plain memory: a job that is not finished, or not visible, when run returns is a race that TSan detects
+ * too. */
 static void plain(void *arg, size_t i)
 {
     ((uint32_t *)arg)[i] += 1;
@@ -85,7 +86,7 @@ static void test_many_rounds(void **state)
     ws_workers_free(w);
 }
 
-/* Plain memory of each worker: two that have one index at a time are a race that TSan sees. */
+/* Plain memory of each worker: two workers with one index at the same time are a race that TSan detects. */
 struct shares {
     unsigned n_workers;
     struct {
@@ -197,7 +198,7 @@ static void test_threads_are_quiet(void **state)
     assert_int_equal(s.nice, mine < 13 ? mine + 6 : 19);
     assert_int_equal(s.usr1_blocked, 1);
     assert_int_equal(s.segv_blocked, 0);
-    assert_int_equal(getpriority(PRIO_PROCESS, 0), mine); /* ours is as it was */
+    assert_int_equal(getpriority(PRIO_PROCESS, 0), mine); /* this thread's mask is as before */
     pthread_sigmask(SIG_SETMASK, NULL, &mask);
     assert_int_equal(sigismember(&mask, SIGUSR1), 0);
 }
