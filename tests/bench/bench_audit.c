@@ -1,5 +1,5 @@
-/* What an audit costs: 512 MiB of a rank's replicas are hashed, against copied and hashed as an offload does
- * it with the same bytes, in turns, 2 threads each. Seconds a GB. */
+/* The cost of an audit: hashing 512 MiB of a rank's replicas, compared with copying and hashing the same
+ * bytes as an offload does, alternating, 2 threads each. Seconds per GB. */
 #include "backends/trainer/offload/copy_plan.h"
 #include "tests/bench/common.h"
 #include "tests/bench/trainer.h"

@@ -1,5 +1,5 @@
-/* What a registration costs per piece: one tensor on a mesh of 64 x 64 ranks, a box each, against sixteen
- * tensors on meshes of 16 x 16. Near-linear: at most twice as much. */
+/* The cost of a registration per piece: one tensor on a mesh of 64 x 64 ranks, a box each, compared with
+ * sixteen tensors on meshes of 16 x 16. Near-linear: at most twice as much. */
 #include "backends/trainer/tensor/piece.h"
 #include "tests/bench/common.h"
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Copies of weights into a region, as an offload and a pull make them: streaming stores against memcpy,
- * hashing against reading, and both in one pass against the copy alone. One thread and all cores. */
+/* Copies of weights into a region, as in an offload and a pull: streaming stores compared with memcpy,
+ * hashing with reading, and both in one pass with the copy alone. One thread and all cores. */
 #include "tests/bench/common.h"
 #include "transports/base/cpu_features.h"
 #include "transports/base/limits.h"
@@ -20,7 +20,7 @@ struct pass {
     struct ws_workers *workers;
     unsigned char *dst;
     const unsigned char *src;
-    _Atomic uint64_t seen; /* so that no read is left out */
+    _Atomic uint64_t seen; /* so that the compiler removes no read */
 };
 
 static void by_memcpy(struct pass *p, size_t at)

@@ -1,7 +1,7 @@
-/* The delta of bf16 weights in one thread: encoding against AstraFlow's published speed and against reading
- * both versions; applying in place, verified, against hashing alone, and to a copy, against in place; bytes
- * per changed element against an index and a value (6 bytes). Shares of 0.1 %, 1.5 % and 10 % moved by one
- * unit, and 1.5 % by a mix of step sizes as Adam makes them. */
+/* The delta of bf16 weights in one thread: encoding compared with AstraFlow's published speed and with
+ * reading both versions; applying in place, verified, compared with hashing alone; applying into a copy
+ * compared with in place; bytes per changed element compared with an index and a value (6 bytes). Shares of
+ * 0.1 %, 1.5 % and 10 % changed by one unit, and 1.5 % by Adam-like step sizes. */
 #include "tests/bench/common.h"
 #include "transports/base/limits.h"
 #include "transports/delta/block.h"
@@ -101,7 +101,7 @@ static void apply(void *arg)
     patch(NULL);
 }
 
-/* As where somebody has opened the version before. */
+/* As when a reader has the previous version open. */
 static void apply_to_copy(void *arg)
 {
     (void)arg;
@@ -124,7 +124,7 @@ static void measure(const char *what, double share, bool mixed, bool has_goals)
     memcpy(b.work, b.old, BYTES);
     bench_in_turns(s, 5, REPEATS);
     double encoded = bench_rate(BYTES, s[0].seconds), applied = bench_rate(BYTES, s[2].seconds);
-    /* what a record's head costs is a block's share of the stream */
+    /* a record's head is a block's share of the stream's overhead */
     const size_t sent = b.total + BLOCKS * WS_DELTA_RECORD_BYTES;
     double bytes = (double)sent / (double)b.n_changed;
     enum bench_goal least = has_goals ? BENCH_AT_LEAST : BENCH_NO_GOAL,

@@ -1,15 +1,15 @@
-/* What an exchanged slot costs a trainer: 1.2 GB of warm host memory are offloaded, and somebody on this host
- * has opened the version that was in the slot before and closed it again, so that begin takes other memory
- * for it; against the same where nobody has. From the offload's begin to its end, in turns. */
+/* The cost of an exchanged slot: 1.2 GB of warm host memory are offloaded after a process of this host has
+ * opened and closed the slot's previous version, so that begin uses other memory for it; compared with the
+ * same without that process. From the offload's begin to its end, alternating. */
 #include "tests/bench/common.h"
 #include "tests/bench/trainer.h"
 #include "transports/memory/available.h"
 
 #define THREADS 2
 #define REPEATS 9
-#define FIRST   3 /* versions that take the slots' memory */
+#define FIRST   3 /* versions that touch the slots' memory */
 
-/* As who maps a version by descriptors and lets go of it. */
+/* Like a process that maps a version by descriptors and releases it. */
 static void look(const char *agent, const char *model, uint64_t version)
 {
     wsync_version_files *files;

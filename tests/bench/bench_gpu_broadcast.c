@@ -1,6 +1,6 @@
-/* A version to a mount by NCCL: out of the agent's slot through one device, and from another one into the
- * mount's memory, hashed, against the best pinned copy, which is what the link to a device gives. NCCL takes
- * no device twice, so with one device only what it says is shown. */
+/* A version to a mount by NCCL: from the agent's slot through one device, and from another one into the
+ * mount's memory, hashed, compared with the best pinned copy, which is the link's speed. NCCL does not use a
+ * device twice, so with one device only its error is shown. */
 #include "tests/bench/common.h"
 #include "tests/bench/gpu.h"
 #include "transports/nccl/broadcast.h"
@@ -101,7 +101,7 @@ int main(void)
     char url[80];
     if (pipe(ends))
         bench_fail("no pipe");
-    pid_t child = fork(); /* before the driver is opened here */
+    pid_t child = fork(); /* before this process opens the driver */
     if (child == 0) {
         close(ends[1]);
         if (read(ends[0], url, sizeof(url)) > 0)

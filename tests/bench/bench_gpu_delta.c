@@ -1,7 +1,7 @@
-/* What changed since the last version, found on the GPU: comparing and compacting 3.4 GB of which 1.6 % of
- * the elements differ, against one copy within the device, which moves as many bytes as reading both
- * versions; and a whole step, offloaded and published (a mount of this host maps it), against one that copies
- * everything. */
+/* Changes since the last version, found on the GPU: comparing and compacting 3.4 GB of which 1.6 % of the
+ * elements differ, compared with one copy within the device, which moves as many bytes as reading both
+ * versions; and a whole step, offloaded and published (a mount of this host maps it), compared with one that
+ * copies everything. */
 #include "tests/bench/common.h"
 #include "tests/bench/gpu.h"
 #include "transports/device/block_diff.h"
@@ -14,7 +14,7 @@
 
 static const struct ws_device_ops *const ops = &ws_cuda_device;
 
-/* One element of each APART bytes becomes another one. */
+/* Changes one element of every APART bytes. */
 struct trainer {
     struct bench_rank rank;
     struct ws_device_queue *q;
@@ -70,7 +70,7 @@ static void open_trainer(struct trainer *t, const char *url, const char *model, 
     }
     if (wsync_publisher_open(&config, &t->rank.publisher))
         bench_fail("%s", wsync_error());
-    for (int i = 0; i < 3; i++) { /* the slots are pinned, and what they hold is known */
+    for (int i = 0; i < 3; i++) { /* the slots are pinned, and their contents known */
         train(t);
         step(t);
     }

@@ -1,6 +1,6 @@
-/* Out of a GPU's memory into the agent's slot, hashed and published: 3.4 GB in Qwen3-1.7B's shapes against
- * one large buffer copied to pinned memory; 10,000 small parameters against as many bytes in one; float32
- * that becomes bf16 on the way; and what a trainer's own kernels lose meanwhile. */
+/* From GPU memory into the agent's slot, hashed and published: 3.4 GB in Qwen3-1.7B's shapes compared with
+ * one large buffer copied to pinned memory; 10,000 small parameters compared with as many bytes in one;
+ * float32 converted to bf16 on the way; and the slowdown of a trainer's own kernels meanwhile. */
 #include "tests/bench/common.h"
 #include "tests/bench/gpu.h"
 #include "transports/device/cuda_driver.h"
@@ -37,7 +37,7 @@ static void against_copy(const char *name, struct bench_rank *r, const struct pi
 {
     struct bench_subject s[] = {{.run = offload_run, .arg = r},
                                 {.run = copy_run, .arg = (void *)(uintptr_t)c}};
-    bench_offload(r); /* both slots are pinned before anything is measured */
+    bench_offload(r); /* both slots are pinned before the measurement */
     bench_settle(r);
     bench_in_turns(s, 2, REPEATS);
     bench_row(&(struct bench_row){name, bench_rate(c->bytes, s[0].seconds), "GB/s",

@@ -1,6 +1,5 @@
-/* Versions that are shared on GPUs, in another process: opened and every tensor copied, against one copy of
- * as many bytes within the device; and 10,000 small tensors that are 10,000 allocations, one by one and
- * packed. */
+/* Versions shared on GPUs, in another process: opened and every tensor copied, compared with one copy of as
+ * many bytes within the device; and 10,000 small tensors in 10,000 allocations, one by one and packed. */
 #include "tests/bench/common.h"
 #include "tests/bench/gpu.h"
 #include <stdio.h>
@@ -60,7 +59,7 @@ static void one_copy(void *arg)
     bench_gpu_finish(i->q);
 }
 
-/* Room for every tensor, side by side. */
+/* Room for every tensor, one after the other. */
 static void prepare(struct importer *i)
 {
     const wsync_gpu_tensor *t;
@@ -81,7 +80,7 @@ static void prepare(struct importer *i)
     }
 }
 
-/* The importing process: it inherits nothing of CUDA. */
+/* The importing process, which inherits no CUDA state. */
 static void import_model(const char *url)
 {
     struct importer i = {.url = url, .model = "model"};
@@ -146,7 +145,7 @@ static void in_child(pid_t child, int go, const char *url)
         bench_fail("the importing process failed");
 }
 
-/* Forked before the driver is opened here; goes on when it is told where the agent is. */
+/* Forked before this process opens the driver; it continues when it gets the agent's address. */
 static pid_t importer(void (*import)(const char *url), int *go)
 {
     int ends[2];

@@ -1,8 +1,8 @@
-/* A publisher of one rank with 1.2 GB of warm host memory in tensors of Qwen3-0.6B's sizes, against the best
- * streaming copy of the same bytes with as many threads. offload-host is the time until the trainer may go
- * on; published-host the one until the version is announced, hashes and all. offload-convert: the same out of
- * f32, against a copy that reads and writes as many bytes together. offload-small: 10,000 parameters of 4
- * KiB. */
+/* A publisher of one rank with 1.2 GB of warm host memory in tensors of Qwen3-0.6B's sizes, compared with the
+ * best streaming copy of the same bytes with as many threads. offload-host is the time until the trainer may
+ * continue; published-host the time until the version is announced, including hashes. offload-convert: the
+ * same from f32, compared with a copy that reads and writes as many bytes together. offload-small: 10,000
+ * parameters of 4 KiB. */
 #include "tests/bench/common.h"
 #include "tests/bench/trainer.h"
 #include "transports/memory/available.h"
@@ -41,7 +41,7 @@ int main(void)
     bench_rank_open(&small, agent.url, "small", src, THREADS);
     double offload[REPEATS], published[REPEATS], copied[REPEATS], converted[REPEATS], copied_as_much[REPEATS],
         each[REPEATS];
-    for (int i = -2; i < REPEATS; i++) { /* in turns; the first two take the slots' memory */
+    for (int i = -2; i < REPEATS; i++) { /* alternating; the first two touch the slots' memory */
         double t[6];
         t[0] = bench_timed(bench_offload, &host);
         double start = bench_now();

@@ -1,6 +1,6 @@
-/* Four ranks, a process each, that offload their quarters (Shard(0)) of 1.19 GB at the same time, against the
- * best streaming copy of all of it with 2 threads. Timed from the word to begin until the last rank may go
- * on. */
+/* Four ranks, a process each, that offload their quarters (Shard(0)) of 1.19 GB at the same time, compared
+ * with the best streaming copy of all of it with 2 threads. Timed from the start signal until the last rank
+ * may continue. */
 #include "tests/bench/common.h"
 #include "tests/bench/trainer.h"
 #include "transports/memory/available.h"
@@ -31,7 +31,7 @@ static void say(int to, char c)
         bench_fail("a rank has ended");
 }
 
-/* Its share of two cores is half a thread's; one is enough. */
+/* Its share of two cores is half a thread; it gets one. */
 static void be_rank(unsigned rank, int from, int to)
 {
     struct bench_rank r = {.rank = rank, .world_size = RANKS};
@@ -62,7 +62,7 @@ static struct process start(unsigned rank, const struct process *before)
         bench_fail("cannot start a rank");
     if (p.pid == 0) {
         for (unsigned i = 0; i < rank; i++) {
-            close(before[i].to); /* or it would never end */
+            close(before[i].to); /* else it would never end */
             close(before[i].from);
         }
         close(down[1]);
@@ -107,7 +107,7 @@ int main(void)
         if (write(ranks[i].to, agent.url, sizeof(agent.url)) != (ssize_t)sizeof(agent.url))
             bench_fail("a rank has ended");
     bench_copy_open(&copy, bench_memory(whole.bytes), whole.bytes, COPY_THREADS);
-    for (int i = -2; i < REPEATS; i++) { /* in turns; the first two take the slots' memory */
+    for (int i = -2; i < REPEATS; i++) { /* alternating; the first two touch the slots' memory */
         double t = bench_timed(offload_all, ranks);
         tell_all(ranks, 's');
         double t_copy = bench_timed(bench_copy_run, &copy);

@@ -1,6 +1,6 @@
-/* Two ranks that hold the halves of 4096 x 4096 bf16 matrices: by columns (Shard(1), runs of 4 KiB that every
- * block of the file has from both) against by rows (Shard(0), contiguous). They offload one after the other,
- * 2 threads each; a pair's time is the sum. */
+/* Two ranks that hold the halves of 4096 x 4096 bf16 matrices: by columns (Shard(1), runs of 4 KiB, so that
+ * every block of the file has some from both) compared with by rows (Shard(0), contiguous). They offload one
+ * after the other, 2 threads each; a pair's time is the sum. */
 #include "tests/bench/common.h"
 #include "tests/bench/trainer.h"
 #include "transports/memory/available.h"
@@ -59,7 +59,7 @@ int main(void)
     bench_agent_start(&agent);
     open_pair(columns, agent.url, "columns", src, 1);
     open_pair(rows, agent.url, "rows", src, 0);
-    for (int i = -1; i < REPEATS; i++) { /* in turns; the first takes the second slots' memory */
+    for (int i = -1; i < REPEATS; i++) { /* alternating; the first touches the second slots' memory */
         double t[2] = {offload_pair(columns), offload_pair(rows)};
         if (i >= 0) {
             by_columns[i] = t[0];

@@ -1,8 +1,8 @@
-/* Full pulls over loopback: the store's pull of 1.2 GB through the agent's HTTP server and libcurl, against
- * bare sockets that do the same hashing and storing with as many streams, and against what one would do
- * otherwise: six streams of sendfile from plain shared memory into plain shared memory. Memory was touched
- * before on all sides (the store reuses the regions of versions that it dropped); the first pull into fresh
- * memory is printed beside. */
+/* Full pulls over loopback: the store's pull of 1.2 GB through the agent's HTTP server and libcurl, compared
+ * with bare sockets that do the same hashing and storing with as many streams, and with the simplest
+ * alternative: six streams of sendfile from plain shared memory into plain shared memory. All memory was
+ * touched before (the store reuses the regions of dropped versions); the first pull into fresh memory is
+ * printed beside. */
 #include "fs/pull/pull.h"
 #include "fs/store/store.h"
 #include "tests/bench/common.h"
@@ -205,12 +205,12 @@ int main(void)
           &(struct stream){.source = (unsigned char *)(uintptr_t)memory_catalog_bytes(c, "m", 1, 0),
                            .sink = ws_region_data(region)});
     split(&plain, SENDFILE_STREAMS, &(struct stream){.source_fd = from, .sink = shm_to, .plain = true});
-    for (int i = -1; i < ROUNDS; i++) { /* in turns; the first is for warming up */
+    for (int i = -1; i < ROUNDS; i++) { /* alternating; the first is a warm-up */
         double t[3];
         if (ws_version_drop(p.version, &err) < 0)
             bench_fail("%s", err.text);
         ws_version_put(p.version);
-        usleep(300000); /* the dropped region becomes free */
+        usleep(300000); /* the dropped region is returned to the pool */
         p.version = version_of(p.store, "1");
         start = bench_now();
         run_pull(&p);

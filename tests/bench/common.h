@@ -1,8 +1,7 @@
-/* What the benchmarks share: a clock, medians of interleaved repeats, rows.
- *
- * A row compares what was measured with a baseline measured in the same run, because machines differ and
- * one machine differs from minute to minute; subjects are therefore run in turns, and the median of
- * each is taken. tests/bench/run gathers the rows of all programs into build/bench.json. */
+/* Shared by the benchmarks: a clock, medians of interleaved repeats, rows. A row compares a measurement with
+ * a baseline measured in the same run, because machines differ and one machine differs from minute to minute;
+ * subjects therefore alternate, and each one's median is used. tests/bench/run collects the rows of all
+ * programs in build/bench.json. */
 #ifndef WS_BENCH_COMMON_H
 #define WS_BENCH_COMMON_H
 #include <stddef.h>
@@ -19,7 +18,7 @@ struct bench_subject {
     void *arg;
     double seconds; /* out: the median */
 };
-/* Runs each once to warm up, then all in turns, `repeats` times (at most BENCH_MAX_REPEATS). */
+/* Runs each once to warm up, then all alternating, `repeats` times (at most BENCH_MAX_REPEATS). */
 #define BENCH_MAX_REPEATS 101
 void bench_in_turns(struct bench_subject *subjects, size_t n, unsigned repeats);
 
@@ -30,14 +29,14 @@ struct bench_row {
     const char *unit;
     double baseline; /* in the same unit; 0: none */
     enum bench_goal goal;
-    double target; /* of value / baseline, or of value where there is no baseline */
+    double target; /* of value / baseline, or of value if there is no baseline */
 };
-/* Prints the row as a line of a table (its head before the first), and appends it as a line of JSON to
- * the file that WSYNC_BENCH_ROWS names. Ends the program when that fails. */
+/* Prints the row as a line of a table (with a heading before the first), and appends it as a line of JSON to
+ * the file that WSYNC_BENCH_ROWS names. Ends the program on failure. */
 void bench_row(const struct bench_row *row);
-/* Says what is wrong and ends the program with 1. */
+/* Prints the error and ends the program with 1. */
 __attribute__((format(printf, 1, 2), noreturn)) void bench_fail(const char *format, ...);
-/* For what cannot run here: says why and ends the program with 0. */
+/* If the benchmark cannot run here: prints the reason and ends the program with 0. */
 __attribute__((format(printf, 1, 2), noreturn)) void bench_skip(const char *format, ...);
 
 #endif

@@ -1,5 +1,5 @@
 /* Trainers for the benchmarks of the offload: an agent, ranks that hold parameters in warm memory, and the
- * best streaming copy to compare with. Ends the program when something fails. */
+ * best streaming copy to compare with. Ends the program on failure. */
 #ifndef WS_BENCH_TRAINER_H
 #define WS_BENCH_TRAINER_H
 #include "backends/trainer/agent/agent.h"
@@ -17,7 +17,7 @@ void bench_agent_end(struct bench_agent *a);
 /* Anonymous memory in huge pages, touched. Never freed. */
 void *bench_memory(uint64_t bytes);
 
-/* One rank. Its parameters' data lie one after another in memory of its own. */
+/* One rank. Its parameters' data are one after another in its own memory. */
 struct bench_rank {
     wsync_publisher *publisher;
     wsync_param *params;
@@ -29,14 +29,14 @@ struct bench_rank {
 /* Adds a BF16 matrix; its piece: whole, or this rank's share of dimension `shard` (0 or 1). */
 void bench_add(struct bench_rank *r, const char *name, uint64_t rows, uint64_t columns, int shard);
 void bench_add_qwen(struct bench_rank *r); /* 1.19 GB in tensors of Qwen3-0.6B's sizes, Shard(0) */
-/* Gives the parameters their data (r->bytes at memory) and connects. */
+/* Assigns the parameters' data (r->bytes at memory) and connects. */
 void bench_rank_open(struct bench_rank *r, const char *url, const char *model, void *memory,
                      unsigned threads);
 void bench_rank_close(struct bench_rank *r);
 void bench_offload(void *rank);          /* the next version */
 void bench_settle(struct bench_rank *r); /* until it is announced; a trainer computes meanwhile */
 
-/* The best streaming copy of n bytes, into memory as a slot's is. */
+/* The best streaming copy of n bytes, into memory like a slot's. */
 struct bench_copy {
     struct ws_workers *workers;
     struct ws_region *region;

@@ -21,10 +21,10 @@ struct held {
     void (*revoked)(void *arg);
     void *arg;
     struct held *next;
-    /* of a version that arrives; guarded by asking, the first by the asker alone */
+    /* of an arriving version; guarded by asking, the first written by the requester only */
     struct ws_region **regions;
     bool has_manifest;
-    size_t file, end; /* what was asked last is here: blocks before end */
+    size_t file, end; /* blocks before end, the last request, are here */
     void (*arrived)(void *arg);
     void *arrived_arg;
     struct held *next_asked;
@@ -213,7 +213,7 @@ static const struct ws_catalog_ops ops = {.seq = get_seq,
                                           .delta = get_delta,
                                           .route = route};
 
-/* --- what arrives --- */
+/* --- arriving versions --- */
 
 static int lease_arriving(void *self, const char *model, uint64_t version, const char *run,
                           const char *holder, void (*revoked)(void *), void *arg, struct ws_lease **out,
@@ -256,7 +256,7 @@ static int here(void *self, struct ws_lease *lease, size_t file, size_t first, s
         h->regions = calloc(m->n_files + 1, sizeof(struct ws_region *));
     if (n > 0)
         h->regions[file] = h->item->regions[file];
-    h->base = (struct ws_lease){.manifest = m, .regions = h->regions}; /* who wants it as text makes it */
+    h->base = (struct ws_lease){.manifest = m, .regions = h->regions}; /* converted to text on demand */
     return 1;
 }
 
@@ -289,7 +289,7 @@ static void *bring(void *arg)
             c->asked = h->next_asked;
             h->arrived = NULL;
             pthread_mutex_unlock(&c->asking);
-            arrived(arrived_arg); /* h may be gone now */
+            arrived(arrived_arg); /* h may be freed now */
             pthread_mutex_lock(&c->asking);
         }
         pthread_mutex_unlock(&c->asking);
@@ -331,7 +331,7 @@ struct ws_catalog memory_catalog_ops(struct memory_catalog *c)
     return (struct ws_catalog){&ops, c};
 }
 
-/* Revoking overwrites bytes that a slow reader still sends: a race on purpose, which hashes must catch. */
+/* Revoking overwrites bytes that a slow reader still sends: a deliberate race, which hashes must detect. */
 UNWATCHED static void fill(struct ws_region *r, unsigned seed)
 {
     uint64_t x = seed * 0x9E3779B97F4A7C15ULL + 1;

@@ -1,5 +1,5 @@
-/* Deltas over every transport, from a memory catalog: whole, in parts, while they grow, given up, gone, of
- * another base; a client that stops and a server that does; behind faults. ipc and dir have none. */
+/* Deltas over every transport, from a memory catalog: complete, in parts, while they grow, given up, removed,
+ * of another base; a client that stops and a server that stops; with faults. ipc and dir have none. */
 #include "tests/conformance/memory_catalog.h"
 #include "tests/fixtures/private_folder.h"
 #include "transports/delta/patcher.h"
@@ -24,7 +24,7 @@
 
 static const uint64_t sizes[] = {2 * B + 12345, 0, 1, B - 1, B, B + 1, 1000};
 #define N_FILES   (sizeof(sizes) / sizeof(sizes[0]))
-#define N_RECORDS 8 /* of 9 blocks: the byte that lies alone in one does not change */
+#define N_RECORDS 8 /* of 9 blocks: the byte that is alone in one does not change */
 
 struct world {
     const char *transport, *faults; /* faults NULL: none */
@@ -57,7 +57,7 @@ static struct ws_manifest *get_manifest(struct world *w, uint64_t version)
     return m;
 }
 
-/* Versions 1 and 2, and what leads from one to the other is for the case to offer. */
+/* Versions 1 and 2; each case offers the delta between them. */
 static struct world open_world(void **state)
 {
     struct world w = *(const struct world *)*state;
@@ -122,7 +122,7 @@ static struct ws_delta_link link_of(const struct world *w)
 struct client {
     struct world *w;
     struct ws_delta_fetch fetch;
-    struct ws_delta *got; /* what came */
+    struct ws_delta *got; /* what was received */
     _Atomic size_t n;     /* records */
     size_t stop_after;    /* 0: never */
     int64_t took_ms;
@@ -140,7 +140,7 @@ static int on_record(void *arg, struct ws_delta_record *r)
     return atomic_fetch_add(&c->n, 1) + 1 == c->stop_after;
 }
 
-static int on_any_record(void *arg, struct ws_delta_record *r) /* also of a part that came before */
+static int on_any_record(void *arg, struct ws_delta_record *r) /* also of an earlier part */
 {
     struct client *c = arg;
     atomic_fetch_add(&c->n, 1);
@@ -210,7 +210,7 @@ static void wait_for_records(struct client *c, size_t n)
         fail_msg("%zu records of %zu came", atomic_load(&c->n), n);
 }
 
-/* --- what is right --- */
+/* --- checks --- */
 
 static bool same_record(const struct ws_delta_record *a, const struct ws_delta_record *b)
 {
@@ -227,7 +227,7 @@ static void assert_same(const struct ws_delta *a, const struct ws_delta *b, cons
             assert_true(same_record(ws_delta_at(a, f, i), ws_delta_at(b, f, i)));
 }
 
-/* How many blocks of the target the records do not make of the base's. */
+/* The number of the target's blocks that the records do not make from the base. */
 static size_t wrong_blocks(const struct world *w, const struct ws_delta *d)
 {
     struct ws_patcher *p = ws_patcher_new();
@@ -305,7 +305,7 @@ static void moves_parts(void **state)
     assert_same(d, c.got, &w);
     close_client(&c);
     open_client(&c, &w);
-    c.fetch.parts = 64; /* more than there are blocks: an empty stream is one, too */
+    c.fetch.parts = 64; /* more parts than blocks: an empty stream is one too */
     c.fetch.part = 63;
     assert_int_equal(fetch(&c), 0);
     assert_int_equal(atomic_load(&c.n), 0);
@@ -326,7 +326,7 @@ static void add(struct ws_delta *growing, const struct ws_delta *whole, size_t i
     assert_int_equal(ws_delta_add(growing, copy), 0);
 }
 
-/* A delta like `whole`, of which the catalog knows the growing one only. */
+/* A delta like `whole`; the catalog knows only the growing one. */
 static struct ws_delta *begin(struct world *w, struct ws_delta **whole)
 {
     *whole = ws_delta_get(memory_catalog_whole_delta(w->catalog, MODEL, 2, 1));
@@ -342,7 +342,7 @@ static void comes_while_it_grows(void **state)
     struct client c;
     open_client(&c, &w);
     start(&c);
-    for (size_t i = 0; i < N_RECORDS; i++) { /* each is here before there is another */
+    for (size_t i = 0; i < N_RECORDS; i++) { /* each one is received before the next exists */
         add(d, whole, i);
         wait_for_records(&c, i + 1);
         assert_false(atomic_load(&c.done));
@@ -375,7 +375,7 @@ static void given_up(void **state)
     assert_same(d, c.got, &w);
     assert_int_equal(wrong_blocks(&w, c.got), N_RECORDS - 2);
     close_client(&c);
-    open_client(&c, &w); /* and once more, when it is known */
+    open_client(&c, &w); /* and once more, after it is complete */
     assert_int_equal(offers_of(&w, 2, offers), 1);
     assert_int_equal(offers[0].stats.state, WS_DELTA_GIVEN_UP);
     assert_int_equal(fetch(&c), -ENODATA);
@@ -391,7 +391,7 @@ static void gone_or_another(void **state)
     struct client c;
     (void)memory_catalog_whole_delta(w.catalog, MODEL, 2, 1);
     open_client(&c, &w);
-    c.fetch.link.base.version = 77; /* nobody made one of that */
+    c.fetch.link.base.version = 77; /* a version that does not exist */
     assert_int_equal(fetch(&c), -ENOENT);
     c.fetch.link = link_of(&w);
     c.fetch.model = "other";
@@ -407,13 +407,13 @@ static void gone_or_another(void **state)
     assert_int_equal(fetch(&c), -ENOENT);
     assert_int_equal(atomic_load(&c.n), 0);
     (void)memory_catalog_whole_delta(w.catalog, MODEL, 2, 1);
-    assert_int_equal(fetch(&c), 0); /* the lane is still of use */
+    assert_int_equal(fetch(&c), 0); /* the lane can still be used */
     assert_int_equal(wrong_blocks(&w, c.got), 0);
     close_client(&c);
     close_world(&w);
 }
 
-/* Its bytes are gone, what leads to it is not. */
+/* The version's bytes are gone, its deltas are not. */
 static void outlives_its_version(void **state)
 {
     struct world w = open_world(state);
@@ -449,7 +449,7 @@ static void cancelled_in_the_middle(void **state)
     struct world w = open_world(state);
     struct ws_delta *whole, *d = begin(&w, &whole);
     struct client c;
-    for (unsigned records = 0; records < 3; records++) { /* also one to which nothing came */
+    for (unsigned records = 0; records < 3; records++) { /* also one that received nothing */
         open_client(&c, &w);
         if (records > 0)
             add(d, whole, records - 1);
@@ -465,7 +465,7 @@ static void cancelled_in_the_middle(void **state)
         close_client(&c);
     }
     for (size_t i = 2; i < N_RECORDS; i++)
-        add(d, whole, i); /* for connections that are not there any more */
+        add(d, whole, i); /* for connections that no longer exist */
     ws_delta_end(d, WS_DELTA_WHOLE);
     open_client(&c, &w);
     assert_int_equal(fetch(&c), 0);
@@ -475,7 +475,8 @@ static void cancelled_in_the_middle(void **state)
     close_world(&w);
 }
 
-/* Several wait for what grows, in parts, when the server goes: they are told soon, and it does go. */
+/* Several clients wait for growing deltas, in parts, when the server ends: they are told soon, and it does
+ * end. */
 static void server_stops_in_the_middle(void **state)
 {
     enum { N = 4 };
@@ -504,7 +505,7 @@ static void server_stops_in_the_middle(void **state)
         close_client(&c[i]);
         ws_lane_close(lanes[i]);
     }
-    ws_delta_end(d, WS_DELTA_GIVEN_UP); /* nobody is told any more */
+    ws_delta_end(d, WS_DELTA_GIVEN_UP); /* it notifies no waiter any more */
     ws_delta_put(whole);
     close_world(&w);
 }
@@ -546,8 +547,8 @@ static void a_folder_has_none(void **state)
     assert_int_equal(rmdir(dir), 0);
 }
 
-/* Records that are wrong, do not come, or come twice: the manifest's hashes tell which, and what is asked
- * again comes in the end. */
+/* Records that are wrong, missing, or duplicated: the manifest's hashes detect it, and another request
+ * succeeds in the end. */
 static void faults_are_told_by_hashes(void **state)
 {
     struct world w = open_world(state);

@@ -1,5 +1,5 @@
 /* One suite for every transport: tcp and ipc over a memory catalog, dir over a folder and over an archive,
- * and each of them behind faults. What a mount relies on is asserted here.
+ * and each of them with faults. It asserts what a mount relies on.
  *
  * timeout: 350, takes: 17
  * beside others */
@@ -69,26 +69,26 @@ static int on_block(void *arg, size_t block, uint64_t hash)
 {
     struct arrival *a = arg;
     assert_true(block < a->file->n_blocks);
-    /* the hash that is told is that of what was stored, unless the transport lies on purpose */
+    /* the reported hash is that of the stored bytes, unless the transport lies on purpose */
     if (hash == a->file->hashes[block]) {
         if (ws_hash(a->dst + block * B, ws_manifest_block_bytes(a->file, block)) == hash)
             a->good[block]++;
         else
-            a->bad += 1000; /* a good hash over wrong bytes: the one thing that must not be */
+            a->bad += 1000; /* a right hash over wrong bytes, which must never happen */
     } else {
         a->bad++;
     }
     return a->stop_after && --a->stop_after == 0;
 }
 
-/* Fetches a file until every block was good once; bounded. */
+/* Fetches a file until every block was right once; bounded. */
 static void fetch_whole(struct world *w, const struct ws_manifest *m, size_t file)
 {
     const struct ws_manifest_file *f = &m->files[file];
     struct arrival a = {.file = f, .dst = malloc(f->size_bytes + 1)};
     struct ws_lane *lane = NULL;
     struct ws_error err = {0};
-    _Atomic(uint64_t) came = 0; /* by which a mount compares its sources */
+    _Atomic(uint64_t) came = 0; /* used by a mount to compare its sources */
     if (f->n_blocks == 0) {
         free(a.dst);
         return;
@@ -246,7 +246,7 @@ static void moves_one_block(void **state)
     for (int i = 0; i < 100 && !a.good[1]; i++)
         (void)!ws_lane_fetch(lane, &q, &err);
     assert_true(a.good[1] && !a.good[0] && !a.good[2]);
-    for (size_t i = 0; i < B; i++) { /* nothing else was touched */
+    for (size_t i = 0; i < B; i++) { /* nothing else was written */
         assert_int_equal(a.dst[i], 0xEE);
         assert_int_equal(a.dst[2 * B + i], 0xEE);
     }
@@ -271,7 +271,7 @@ static void block_can_stop(void **state)
     assert_true(ws_lane_fetch(lane, &q, &err) < 0);
     assert_true(a.good[0] + a.good[1] + a.good[2] + a.bad <= 1);
     a.stop_after = 0;
-    /* the lane is still of use */
+    /* the lane can still be used */
     for (int i = 0; i < 200 && !(a.good[0] && a.good[1] && a.good[2]); i++)
         (void)!ws_lane_fetch(lane, &q, &err);
     assert_true(a.good[0] && a.good[1] && a.good[2]);
@@ -349,7 +349,7 @@ static void reports_arrive(void **state)
     world_close(&w);
 }
 
-/* --- what happens while bytes move --- */
+/* --- events during a transfer --- */
 
 struct slow {
     struct world *w;
@@ -375,7 +375,7 @@ static void revoked_in_the_middle(void **state)
     struct world w = make(state);
     struct ws_error err = {0};
     if (w.faults || strcmp(w.transport, "tcp") != 0)
-        skip(); /* others do not take revocable leases */
+        skip(); /* others do not support revocable leases */
     world_open(&w, NULL);
     uint64_t big[] = {10 * B};
     memory_catalog_publish(w.catalog, WORLD_MODEL, 5, big, 1, 5);
@@ -463,7 +463,7 @@ static void *fetch_for_ever(void *arg)
     return NULL;
 }
 
-/* Whatever the requests wait for: the end takes no longer than a moment, and every lease is dropped. */
+/* Whatever the requests wait for: the end takes only a moment, and every lease is dropped. */
 static void server_ends_while_it_waits(void **state)
 {
     struct world w = make(state);
@@ -530,7 +530,7 @@ static void a_dead_peer_lets_go(void **state)
     struct ws_manifest *m = get_manifest(&w, 4);
     assert_int_equal(ws_source_map(w.source, m, regions, &err), 0);
     assert_int_equal(memory_catalog_leases(w.catalog), 1);
-    ws_source_close(w.source); /* the connection ends; no unmap was sent */
+    ws_source_close(w.source); /* the connection is closed without an unmap */
     w.source = NULL;
     for (int i = 0; i < 1000 && memory_catalog_leases(w.catalog); i++)
         usleep(10000);
@@ -560,12 +560,12 @@ static void hostile_frames_end_the_connection(void **state)
         assert_int_equal(setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)), 0);
         assert_int_equal(write(sock, hostile[i], len[i]), len[i]);
         while (i != 2 &&
-               n > 0) /* it may say why before; a well-formed frame that is no request is answered */
+               n > 0) /* it may say why before; a well-formed frame that is no valid request is answered */
             n = read(sock, reply, sizeof(reply));
         assert_true(i == 2 || n == 0 || errno == ECONNRESET);
         close(sock);
     }
-    ws_manifest_free(get_manifest(&w, 1)); /* it serves on */
+    ws_manifest_free(get_manifest(&w, 1)); /* it keeps serving */
     world_close(&w);
 }
 

@@ -1,5 +1,5 @@
-/* World: what the conformance suite runs a transport in: a server over a memory catalog, or a folder, and a source
- * that reads it, by way of faults where there are any. One thread opens and closes it. */
+/* World: the environment of a transport in the conformance suite: a server over a memory catalog, or a
+ * folder, and a source that reads it, with faults if any. One thread opens and closes it. */
 #ifndef WS_TESTS_WORLD_H
 #define WS_TESTS_WORLD_H
 #include "tests/conformance/memory_catalog.h"
@@ -12,7 +12,7 @@
 
 struct world {
     const char *transport, *faults; /* faults NULL: none */
-    bool arriving;                  /* versions are not whole yet when they are requested */
+    bool arriving;                  /* versions are still incomplete when they are requested */
     struct memory_catalog *catalog; /* NULL for dir */
     struct ws_tcp_server *tcp;
     struct ws_ipc_server *ipc;

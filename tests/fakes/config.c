@@ -20,7 +20,7 @@ bool config_number(const char *s, const char **end, uint64_t *out)
     return true;
 }
 
-/* NAME and up to three numbers, a colon before each. */
+/* NAME and up to three numbers, each after a colon. */
 static bool add_rule(struct config *t, enum config_action action, const char *s)
 {
     size_t len = strcspn(s, ":"), n = 0;

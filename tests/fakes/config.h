@@ -1,5 +1,5 @@
-/* Config: the environment variable of a stand-in library: words with commas between them, KEY=VALUE, and rules
- * about its calls. A text that is not understood ends the process with a sentence. */
+/* Config: the environment variable of a stand-in library: comma-separated words, KEY=VALUE, and rules about
+ * its calls. A malformed text ends the process with a message. */
 #ifndef WS_TESTS_FAKES_TOLD_H
 #define WS_TESTS_FAKES_TOLD_H
 #include <stdatomic.h>
@@ -20,7 +20,7 @@ struct config_rule {
 };
 
 struct config {
-    const char *library, *variable, *grammar; /* for the sentence */
+    const char *library, *variable, *grammar; /* for the message */
     const char *const *names;                 /* of the calls that rules may be about */
     size_t n_names;
     int result; /* of a rule that names none */
@@ -28,11 +28,12 @@ struct config {
     size_t n_rules;
 };
 
-/* set: called with each word but rules (fail=, die=, lost= and fault=); false: not understood. */
+/* set: called with each word except rules (fail=, die=, lost= and fault=); false: malformed. */
 void config_read(struct config *t, bool (*set)(const char *key, const char *value));
-/* A number, with K, M or G behind it; what follows it in *end. */
+/* A number, optionally with K, M or G; *end points behind it. */
 bool config_number(const char *s, const char **end, uint64_t *out);
-/* The next rule, from *at on, that applies to this call of name; NULL: there is none. All rules count it. */
+/* The next rule, from *at on, that applies to this call of name; NULL: there is none. Every rule counts the
+ * call. */
 const struct config_rule *config_match(struct config *t, const char *name, size_t *at);
 
 #endif

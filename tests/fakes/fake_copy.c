@@ -1,6 +1,6 @@
-/* Copies and fills, in a stream's order. Memory that devices know (theirs, and pinned host memory) is read
- * and written when the copy's turn comes; pageable memory is read during the call, and written before it
- * returns. Memory that has gone by then, or that was not to be touched, breaks the context. */
+/* Copies and fills, in a stream's order. Memory known to devices (device memory and pinned host memory) is
+ * read and written when the copy runs; pageable memory is read during the call, and written before it
+ * returns. Memory that has been freed by then, or has no access, breaks the context. */
 #include "tests/fakes/fake.h"
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@ static size_t span(const struct copy_op *c, const struct side *s)
     return (c->depth - 1) * s->plane + (c->height - 1) * s->row + c->width;
 }
 
-/* With the lock: the bytes of a side, held; NULL: not there, or without access. */
+/* With the lock: one side's bytes, held; NULL: they do not exist, or have no access. */
 static unsigned char *hold(const struct copy_op *c, const struct side *s)
 {
     if (!s->known)
@@ -79,7 +79,7 @@ static void free_copy(struct fake_op *op)
     free(((struct copy_op *)op)->src.staged);
 }
 
-/* Which memory is it, and is it all there? With the lock. */
+/* Which kind of memory it is, and whether all of it exists. With the lock. */
 static CUresult look_at(const struct copy_op *c, struct side *s, CUmemorytype type)
 {
     const struct fake_range *r = fake_range_at(s->at);
@@ -153,7 +153,7 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t bytes)
     return push_copy(&c, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, NULL, true);
 }
 
-/* One side as the two structs have it; false: it is not possible. */
+/* One side as described by the two structs; false: invalid. */
 static bool take_side(struct side *s, const struct copy_op *c, CUmemorytype type, const void *host,
                       CUdeviceptr device, const size_t first[3], size_t pitch, size_t rows)
 {

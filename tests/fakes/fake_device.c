@@ -1,5 +1,4 @@
-/* Devices and their primary contexts, which of them is current in a thread, and what every call has in
- * common. */
+/* Devices and their primary contexts, each thread's current context, and what all calls have in common. */
 #include "tests/fakes/fake.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +14,7 @@ _Thread_local bool fake_in_stream;
 static struct CUctx_st contexts[FAKE_DEVICES];
 static unsigned physical[FAKE_DEVICES]; /* by device */
 static unsigned n_devices;
-static _Atomic pid_t owner; /* the process that has initialised; 0: none */
+static _Atomic pid_t owner; /* the initialised process; 0: none */
 static _Thread_local CUcontext stack[STACK];
 static _Thread_local unsigned depth;
 
@@ -64,7 +63,7 @@ void fake_break(CUcontext ctx, CUresult why)
     pthread_cond_broadcast(&fake_changed);
 }
 
-/* A GPU's channels are torn down before a fault is reported: nothing writes any more. */
+/* As on a GPU, whose channels are torn down before a fault is reported: nothing writes after that. */
 CUresult fake_sticky(CUcontext ctx)
 {
     while (ctx->sticky != CUDA_SUCCESS && ctx->running > 0)
@@ -91,7 +90,7 @@ CUresult fake_enter(const char *name, enum fake_needs needs)
     return rc;
 }
 
-/* CUDA_VISIBLE_DEVICES as the driver reads it, of numbers only: what cannot be read ends the list. */
+/* CUDA_VISIBLE_DEVICES as the driver reads it, for numbers only: the list ends at the first malformed one. */
 static void find_devices(void)
 {
     const char *s = getenv("CUDA_VISIBLE_DEVICES");

@@ -1,5 +1,6 @@
-/* Events. A record is a number, which is done or not; a wait is for the newest number at the time of the call. An
- * event that is shared with other processes has these numbers in a page of a file in memory, and waits poll it. */
+/* Events. A record is a number, which is complete or not; a wait is for the newest number at the time of the
+ * call. An event shared with other processes keeps these numbers in a page of a memory file, which waits
+ * poll. */
 #include "tests/fakes/fake.h"
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -158,7 +159,7 @@ CUresult cuEventRecord(CUevent handle, CUstream stream)
     else
         o->record = atomic_fetch_add(&o->event->state->recorded, 1) + 1;
     pthread_mutex_unlock(&fake_lock);
-    if (!fits) { /* an event is its context's, as CUDA has it */
+    if (!fits) { /* as in CUDA, an event belongs to its context */
         free(o);
         return CUDA_ERROR_INVALID_HANDLE;
     }
@@ -176,7 +177,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent handle, unsigned int flags)
     struct event_op *o = new_op(handle, &rc);
     if (!o)
         return rc;
-    o->record = atomic_load(&o->event->state->recorded); /* 0: of no use yet, and done */
+    o->record = atomic_load(&o->event->state->recorded); /* 0: never recorded, and complete */
     o->op.run = run_wait;
     o->op.ready = wait_is_over;
     return fake_stream_push(stream, &o->op, false);

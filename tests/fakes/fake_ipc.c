@@ -1,7 +1,7 @@
-/* Memory and events of one process in another. A handle says where in the exporter's file it lies. The importer
- * opens that file through /proc, so importing from a process of another PID namespace, or from one that has ended,
- * fails (CUDA_ERROR_INVALID_VALUE, as with CUDA). Opened memory stays when the exporter ends; memory that the
- * exporter has freed reads as zeros. */
+/* One process's memory and events in another. A handle says where in the exporter's file they are. The
+ * importer opens that file through /proc, so importing from a process in another PID namespace, or from one
+ * that has ended, fails (CUDA_ERROR_INVALID_VALUE, as in CUDA). Opened memory stays when the exporter ends;
+ * memory that the exporter has freed reads as zeros. */
 #include "tests/fakes/fake.h"
 #include <fcntl.h>
 #include <stdio.h>
@@ -63,7 +63,7 @@ static void make_handle(void *out, CUcontext ctx, int fd, uint64_t place, uint64
     memcpy(out, &h, sizeof(h));
 }
 
-/* The exporter's file, as a descriptor of ours. */
+/* Opens the exporter's file; returns a descriptor. */
 static CUresult open_file(const struct handle *h, int *fd)
 {
     char path[64];
@@ -110,7 +110,7 @@ static CUresult map_import(const struct handle *h, int fd, CUcontext ctx, struct
     struct fake_header in;
     if (pread(fd, &in, sizeof(in), (off_t)h->place) != sizeof(in) || in.magic != FAKE_HEADER_MAGIC ||
         in.id != h->id)
-        return CUDA_ERROR_INVALID_VALUE; /* freed since */
+        return CUDA_ERROR_INVALID_VALUE; /* freed meanwhile */
     *out = (struct fake_range){.bytes = in.bytes,
                                .kind = FAKE_IMPORTED,
                                .ctx = ctx,

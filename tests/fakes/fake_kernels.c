@@ -1,5 +1,5 @@
-/* Modules and kernels. Any fat binary is a module, and so is what begins with "WSYNC-FAKE"; the kernels that
- * it has are wsync's own in their CPU form, and one of the stand-in's. */
+/* Modules and kernels. Any fat binary is accepted as a module, and so is data that begins with "WSYNC-FAKE";
+ * its kernels are wsync's own in their CPU form, and one of the stand-in's. */
 #include "tests/fakes/fake.h"
 #include "transports/device/kernels/cpu.h"
 #include <stdlib.h>
@@ -42,7 +42,7 @@ struct CUfunc_st {
     const struct ws_cpu_kernel *kernel;
 };
 
-/* They are a context's for ever: cuModuleUnload is not among what is called. */
+/* They belong to a context forever: cuModuleUnload is not called. */
 static struct CUmod_st modules[FAKE_DEVICES];
 static struct CUfunc_st functions[FAKE_DEVICES][N_KERNELS];
 

@@ -1,8 +1,7 @@
-/* Device memory by cuMemAlloc, host memory that devices know, and what an address is known for.
- *
- * All allocations of a device lie in one file in memory, a header before each, so that a process needs no
- * descriptor for each and another process opens one by its place. Places are not used again. An allocation
- * does not begin where its mapping does: with CUDA small ones share a mapping, too. */
+/* Device memory by cuMemAlloc, host memory known to devices, and the attributes of addresses. All allocations
+ * of a device are in one memory file, each after a header, so that a process needs no descriptor for each and
+ * another process can open one by its offset. Offsets are not reused. An allocation does not begin where its
+ * mapping does: in CUDA small ones share a mapping too. */
 #include "tests/fakes/fake.h"
 #include <fcntl.h>
 #include <stdio.h>
@@ -110,7 +109,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
     return rc;
 }
 
-/* As CUDA does, waits for the context's work first. */
+/* Like CUDA, waits for the context's work first. */
 CUresult cuMemFree_v2(CUdeviceptr address)
 {
     FAKE_ENTER(FAKE_CONTEXT);
@@ -188,7 +187,7 @@ CUresult cuMemFreeHost(void *p)
     return rc;
 }
 
-/* Is there memory at all of these pages? */
+/* Whether any memory exists at these pages. */
 static bool is_mapped(uintptr_t from, uintptr_t to)
 {
     unsigned char in[64];

@@ -1,5 +1,5 @@
-/* The addresses that the stand-in knows: device memory, mappings of it, host memory that devices know; one
- * sorted table. All with the lock, unless said otherwise. */
+/* The addresses known to the stand-in: device memory, mappings of it, host memory known to devices; one
+ * sorted table. All functions are called with the lock, unless said otherwise. */
 #include "tests/fakes/fake.h"
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 static struct fake_range **ranges;
 static size_t n_ranges, n_room;
-static unsigned n_open; /* kernels that run */
+static unsigned n_open; /* running kernels */
 
 uint64_t fake_new_id(void)
 {
@@ -21,7 +21,7 @@ bool fake_is_device(const struct fake_range *r)
     return r->kind == FAKE_ALLOCATED || r->kind == FAKE_IMPORTED || r->kind == FAKE_MAPPED;
 }
 
-/* How many begin at or before the address. */
+/* How many ranges begin at or before the address. */
 static size_t before(uintptr_t address)
 {
     size_t lo = 0, hi = n_ranges;
@@ -120,7 +120,7 @@ void fake_ranges_open(CUcontext ctx, bool open)
     uint32_t reaches = ctx->peers | 1U << ctx->device;
     n_open += open ? 1 : -1U;
     if (!open && n_open)
-        return; /* another one may need them */
+        return; /* another kernel may need them */
     for (size_t i = 0; i < n_ranges; i++) {
         struct fake_range *r = ranges[i];
         bool reached = r->kind == FAKE_MAPPED ? r->access & (1U << ctx->device) : r->access & reaches;
@@ -129,7 +129,7 @@ void fake_ranges_open(CUcontext ctx, bool open)
     }
 }
 
-/* Forked processes have the same map of addresses; where ours begin depends on the process. */
+/* Forked processes have the same address map; where this one's ranges begin depends on the process. */
 static char *next_address(size_t bytes)
 {
     static char *next;

@@ -1,6 +1,6 @@
-/* Streams: a thread each, which does what was pushed in its order, late now and then. What is pushed has a
- * number in its context; the legacy default stream waits for what streams that are not "non-blocking" have of
- * lower numbers, and they for what it has. */
+/* Streams: a thread each, which runs the pushed operations in order, with occasional delays. An operation has
+ * a number in its context; the legacy default stream waits for lower numbers in all streams that are not
+ * "non-blocking", and they wait for its lower numbers. */
 #include "tests/fakes/fake.h"
 #include <errno.h>
 #include <signal.h>
@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #define POLL_NS     200000L
-#define END_SECONDS 5 /* for threads of streams that are destroyed, when the process ends */
+#define END_SECONDS 5 /* for threads of destroyed streams, at the process's end */
 
 struct CUstream_st {
     struct CUstream_st *next;
@@ -30,7 +30,7 @@ static uint64_t next_random(uint64_t *s)
     return *s >> 33;
 }
 
-/* Has the stream something that was pushed before number? */
+/* Whether the stream has an operation pushed before number. */
 static bool has_older(const struct CUstream_st *s, uint64_t number)
 {
     return s->first && s->first->number < number;
@@ -117,7 +117,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* With the lock, which it gives up. */
+/* With the lock, which it releases. */
 static void join_ended(void)
 {
     struct CUstream_st *s = ended;
@@ -140,12 +140,12 @@ static bool are_ending(void)
     return false;
 }
 
-/* Destroyed streams end before the process does, with their threads joined. */
+/* Destroyed streams end before the process does; their threads are joined. */
 static void at_exit(void)
 {
     struct timespec end;
     if (!fake_is_owner())
-        return; /* a fork's threads are not here */
+        return; /* a fork's child does not have these threads */
     clock_gettime(CLOCK_REALTIME, &end);
     end.tv_sec += END_SECONDS;
     pthread_mutex_lock(&fake_lock);
@@ -176,7 +176,7 @@ CUresult fake_stream_new(CUcontext ctx, unsigned flags, CUstream *out)
                               .last = &s->first};
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
-    int rc = pthread_create(&s->thread, NULL, work, s); /* begins with the lock, which we have */
+    int rc = pthread_create(&s->thread, NULL, work, s); /* begins with the lock, held by the caller */
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc) {
         free(s);
@@ -275,7 +275,7 @@ CUresult cuStreamDestroy_v2(CUstream handle)
     pthread_mutex_lock(&fake_lock);
     CUstream s = of_driver ? NULL : fake_stream_find(handle);
     if (s) {
-        s->destroyed = true; /* its thread ends it, when it is empty */
+        s->destroyed = true; /* its thread ends it when it is empty */
         pthread_cond_broadcast(&fake_changed);
     }
     pthread_mutex_unlock(&fake_lock);

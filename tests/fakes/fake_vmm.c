@@ -1,6 +1,6 @@
 /* Virtual memory management: physical memory by handles, reserved addresses, mappings, access; shared between
- * processes by descriptors. Physical memory is a file of its own, with what it is behind its bytes. The alias
- * is reserved along with the addresses, so that mappings side by side are copied as one. */
+ * processes by descriptors. Physical memory is a separate file with its description behind the bytes. The
+ * alias is reserved together with the addresses, so that adjacent mappings are copied as one. */
 #include "tests/fakes/fake.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -70,7 +70,7 @@ static void put(struct fake_physical_memory *m)
     free(m);
 }
 
-/* fd is taken over, also on failure. */
+/* Takes ownership of fd, also on failure. */
 static CUresult add(const struct fake_physical_memory *like, CUmemGenericAllocationHandle *out)
 {
     struct fake_physical_memory *m = malloc(sizeof(*m));
@@ -211,7 +211,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void 
     return rc;
 }
 
-/* Addresses without any access, aligned. */
+/* Addresses without access, aligned. */
 static void *reserve(size_t bytes, size_t alignment)
 {
     char *p = mmap(NULL, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -236,7 +236,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, C
                              unsigned long long flags)
 {
     ENTER_VMM();
-    (void)address; /* a wish */
+    (void)address; /* a hint */
     alignment = alignment < FAKE_GRANULARITY ? FAKE_GRANULARITY : alignment;
     if (!bytes || !is_whole(bytes) || alignment & (alignment - 1) || flags)
         return CUDA_ERROR_INVALID_VALUE;
@@ -320,7 +320,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
     return rc;
 }
 
-/* The mappings that lie in the addresses, which must be all of them; each: what is done to one. */
+/* The mappings that cover the addresses exactly; each: called for every one. */
 static CUresult for_mappings(uintptr_t address, size_t bytes,
                              void (*each)(struct fake_range *r, uint32_t access), uint32_t access)
 {

@@ -1,5 +1,5 @@
-/* Communicators: made by all ranks together, on a thread; smaller ones made of those whose ranks have died.
- */
+/* Communicators: created by all ranks together, on a thread; smaller ones are made from those whose ranks
+ * have survived. */
 #include "tests/fakes/nccl_fake.h"
 #include <errno.h>
 #include <signal.h>
@@ -48,7 +48,7 @@ void nccl_comm_put(ncclComm_t comm)
     free(comm);
 }
 
-/* Both say who they are; the one that connects, first. */
+/* Both send their ranks; the connecting one first. */
 static int greet(ncclComm_t comm, int fd, bool first, struct hello *other)
 {
     struct hello own = {HELLO_MAGIC, comm->rank, comm->n_ranks, comm->uuid};
@@ -64,7 +64,7 @@ static int meet(ncclComm_t comm, int listener, struct hello *hellos)
 {
     for (int n = 0; n < comm->n_ranks - 1; n++) {
         struct hello h;
-        bool first = n < comm->rank; /* those below; the others come to us */
+        bool first = n < comm->rank; /* connects to lower ranks; higher ranks connect to this one */
         int fd, rc = first ? nccl_connect(comm, n, &fd) : nccl_accept(comm, listener, &fd);
         if (rc == 0)
             rc = greet(comm, fd, first, &h);
@@ -293,7 +293,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return ncclSuccess;
 }
 
-/* The other ranks see their sockets end. Whose thread has ended. */
+/* The other ranks see closed sockets. The communicator's thread has ended. */
 static void hang_up(ncclComm_t comm)
 {
     for (int i = 0; i < comm->n_ranks; i++)
@@ -317,7 +317,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     stop(comm);
     join_thread(comm);
     hang_up(comm);
-    nccl_comm_put(comm); /* what is in streams has its own reference, and ends */
+    nccl_comm_put(comm); /* operations in streams have their own reference, and end */
     return ncclSuccess;
 }
 
@@ -328,7 +328,7 @@ static uint64_t hashed(uint64_t hash, const void *p, size_t n)
     return hash;
 }
 
-/* The ranks that stay meet under a name that all of them make of the same things. */
+/* The surviving ranks meet under a name that all of them derive from the same values. */
 ncclResult_t ncclCommShrink(ncclComm_t comm, int *without, int n_without, ncclComm_t *out,
                             ncclConfig_t *config, int flags)
 {

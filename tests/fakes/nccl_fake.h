@@ -1,9 +1,8 @@
 /* A stand-in for NCCL: libnccl.so.2, over the stand-in driver (fake.h). Ranks are joined by unix sockets, one
  * between each two; a collective runs in its stream's order, as a host function. Like NCCL, nothing here has
  * a deadline: a rank that waits for one that does not come, or that has died, waits until its communicator is
- * aborted, and ncclCommGetAsyncError says that a socket broke.
- *
- * WSYNC_FAKE_NCCL configures it; nccl_plan.c has the grammar. */
+ * aborted, and ncclCommGetAsyncError reports a broken socket. WSYNC_FAKE_NCCL configures it; nccl_plan.c has
+ * the grammar. */
 #ifndef WS_TESTS_NCCL_FAKE_H
 #define WS_TESTS_NCCL_FAKE_H
 #pragma GCC visibility push(default)
@@ -36,7 +35,7 @@ ncclResult_t nccl_enter(const char *name);
         if (enter_rc != ncclSuccess)                                                                         \
             return enter_rc;                                                                                 \
     } while (0)
-/* The driver that the process has open; NULL: none, or not the stand-in. */
+/* The driver that the process has opened; NULL: none, or not the stand-in. */
 struct nccl_driver {
     __typeof__(&cuCtxGetDevice) device;
     __typeof__(&cuDeviceGetUuid_v2) uuid;
@@ -47,32 +46,32 @@ const struct nccl_driver *nccl_driver(void);
 
 /* --- nccl_comm.c --- */
 struct ncclComm {
-    char name[NCCL_FAKE_NAME_BYTES]; /* what the ranks' sockets are called */
+    char name[NCCL_FAKE_NAME_BYTES]; /* the name of the ranks' sockets */
     int rank, n_ranks, device;
     bool blocking;
     CUuuid uuid;
     int fds[NCCL_FAKE_MAX_RANKS]; /* by rank; -1: none, or broken */
     pthread_t thread;
     bool joined;
-    atomic_bool aborted; /* what waits gives up */
+    atomic_bool aborted; /* waiting operations give up */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     /* guarded by lock */
     unsigned refs;
     bool finalized;
     ncclResult_t state;   /* ncclInProgress: being made */
-    unsigned in_progress; /* times that the next questions answer ncclInProgress */
+    unsigned in_progress; /* number of queries that are still answered with ncclInProgress */
     char text[256];
-    uint64_t issued, turn; /* collectives: so many; the next one that runs */
+    uint64_t issued, turn; /* collectives: the number called; the next one to run */
     unsigned n_shrinks;
 };
 void nccl_comm_put(ncclComm_t comm);
-/* The first failure stays. */
+/* The first failure is kept. */
 void nccl_comm_fail(ncclComm_t comm, ncclResult_t rc, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* May a collective be called now? */
+/* Whether a collective may be called now. */
 ncclResult_t nccl_comm_ready(ncclComm_t comm);
-/* What a call gives that has begun something. */
+/* The result of a call that has started an operation. */
 ncclResult_t nccl_comm_begun(ncclComm_t comm);
 
 /* --- nccl_wire.c: bytes between ranks; 0, -ECANCELED: aborted, or -EPIPE --- */
@@ -83,8 +82,8 @@ int nccl_send(const ncclComm_t comm, int fd, const void *p, size_t n);
 int nccl_receive(const ncclComm_t comm, int fd, void *p, size_t n);
 
 /* --- nccl_group.c --- */
-/* In a group: comm is waited for at its end, instead of now. */
+/* In a group: the group's end waits for comm, not this call. */
 bool nccl_group_wait(ncclComm_t comm);
-ncclResult_t nccl_comm_wait(ncclComm_t comm); /* until it is made, or could not be */
+ncclResult_t nccl_comm_wait(ncclComm_t comm); /* until it is created, or has failed */
 
 #endif

@@ -1,5 +1,5 @@
-/* Collectives, each a host function in the stream's order, and groups of them. One communicator's run in the
- * order in which they were called, whatever their streams. */
+/* Collectives, each a host function in the stream's order, and groups of them. A communicator's collectives
+ * run in the order of their calls, in whatever streams. */
 #include "tests/fakes/nccl_fake.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static size_t bytes_of(ncclDataType_t type)
     return (unsigned)type < sizeof(bytes) ? bytes[type] : 0;
 }
 
-/* Where the stand-in sees all of these bytes of a device. */
+/* The stand-in's address of these bytes of a device. */
 static void *seen(const void *p, size_t bytes)
 {
     const struct nccl_driver *cu = nccl_driver();
@@ -200,7 +200,7 @@ static void run(void *arg)
         nccl_comm_fail(comm, ncclRemoteError, "a rank ended, or closed its socket, in collective %lu",
                        o->number);
     if (rc && rc != -ECANCELED)
-        wait_for_abort(comm); /* as NCCL: the stream hangs */
+        wait_for_abort(comm); /* as in NCCL: the stream hangs */
     drop(o);
 }
 

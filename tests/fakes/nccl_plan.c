@@ -75,7 +75,7 @@ ncclResult_t nccl_enter(const char *name)
     return ncclSuccess;
 }
 
-/* By its soname: wherever the process has opened it from. */
+/* By its soname, since the process may have opened it from any path. */
 static void find_driver(void)
 {
     void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);

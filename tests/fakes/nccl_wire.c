@@ -1,5 +1,4 @@
-/* Sockets between ranks, under names of the communicator's; whatever waits looks now and then whether it was
- * aborted. */
+/* Sockets between ranks, under names derived from the communicator's; waits regularly check for an abort. */
 #include "tests/fakes/nccl_fake.h"
 #include <errno.h>
 #include <poll.h>
@@ -53,7 +52,7 @@ int nccl_connect(const ncclComm_t comm, int rank, int *fd)
             return 0;
         close(*fd);
         *fd = -1;
-        usleep(LOOK_MS * 1000); /* it is not there yet */
+        usleep(LOOK_MS * 1000); /* it does not exist yet */
     }
     return -ECANCELED;
 }

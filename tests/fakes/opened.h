@@ -1,5 +1,5 @@
-/* The stand-in driver as its own tests use it: opened in a child process, since its variable is read once.
- * In a child nothing of cmocka works, so it has assertions of its own, which end it. */
+/* The stand-in driver for its own tests: opened in a child process, since its configuration is read once.
+ * cmocka does not work in a child, so there are separate assertions, which end it. */
 #ifndef WS_TESTS_FAKES_OPENED_H
 #define WS_TESTS_FAKES_OPENED_H
 #include "transports/device/cuda_driver.h"
@@ -79,7 +79,7 @@ static inline void open_driver(struct opened *d, const char *config)
     OK(d->ctx_push(d->ctx));
 }
 
-/* Runs it in a process of its own; what it ended with, as waitpid has it. */
+/* Runs it in a child process; returns its status, as waitpid does. */
 static inline int in_child(void (*fn)(void))
 {
     int status;

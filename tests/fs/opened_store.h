@@ -1,5 +1,5 @@
-/* What the tests of the store share: a shelf as its source, a store with short deadlines, looking up, waiting for
- * a state, comparing bytes. Static, because these programs are one file each. */
+/* Helpers of the store's tests: a shelf as its source, a store with short deadlines, lookups, waits for a
+ * state, comparisons of bytes. Static, because these programs are one file each. */
 #ifndef WS_TESTS_OPENED_STORE_H
 #define WS_TESTS_OPENED_STORE_H
 #include "fs/pull/pull.h"
@@ -20,10 +20,10 @@
 #define MIB     (1UL << 20)
 #define LONG_MS 60000 /* bounds a wait that must succeed */
 
-/* Each test's own, from setup_shelf to teardown_store. */
+/* Each test's own, between setup_shelf and teardown_store. */
 static struct shelf *shelf __attribute__((unused));
-static struct shelf *other_shelf __attribute__((unused)); /* a second source: for tests that set it */
-static struct ws_store *store __attribute__((unused));    /* for tests that set it */
+static struct shelf *other_shelf __attribute__((unused)); /* a second source, if a test sets it */
+static struct ws_store *store __attribute__((unused));    /* if a test sets it */
 
 static inline int setup_shelf(void **state)
 {
@@ -79,8 +79,8 @@ static inline struct ws_store *store_of(const char *url)
     return s;
 }
 
-/* A store that can be caught in the middle of a pull: one lane, and the source takes 30 ms for every
- * 16 MiB. */
+/* A store whose pull is slow enough to be interrupted: one lane, and the source takes 30 ms for every 16
+ * MiB. */
 static inline struct ws_store *slow_store_of(struct shelf *from, unsigned deadline_ms)
 {
     struct ws_store_options options = {
@@ -98,7 +98,7 @@ static inline void nap(void)
     nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
 }
 
-/* Waits until the condition holds; ends the test when it does not for a minute. */
+/* Waits until the condition holds; fails the test after a minute. */
 #define wait_until(condition)                                                                                \
     do {                                                                                                     \
         unsigned naps_ = 0;                                                                                  \
@@ -152,7 +152,7 @@ static inline struct ws_version *pulled(struct ws_store *s, const char *model, c
     return v;
 }
 
-/* A version whose pull has brought some bytes, and goes on. */
+/* A version whose pull has brought some bytes, and is still running. */
 static inline struct ws_version *half_pulled(struct ws_store *s, const char *model, const char *name,
                                              uint64_t bytes)
 {
@@ -164,7 +164,7 @@ static inline struct ws_version *half_pulled(struct ws_store *s, const char *mod
     return v;
 }
 
-/* Its pull fails with that code, and a sentence that has the text. */
+/* Its pull fails with that code, and a message that contains the text. */
 static inline void pull_fails(struct ws_version *v, enum ws_priority priority, int code, const char *text)
 {
     struct ws_error err = {0};
@@ -174,7 +174,7 @@ static inline void pull_fails(struct ws_version *v, enum ws_priority priority, i
         fail_msg("'%s' does not say '%s'", err.text, text);
 }
 
-/* All of it is here, and every byte is the shelf's. */
+/* It is complete, and every byte equals the shelf's. */
 static inline void assert_same_bytes(struct shelf *from, struct ws_version *v)
 {
     const struct ws_manifest *m = ws_version_manifest(v, NULL);

@@ -1,4 +1,4 @@
-/* An engine's condition: every event from every state, and those that are refused. */
+/* An engine's condition: every event in every state, and the events that are refused. */
 #include "fs/engines/condition.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,7 +31,7 @@ static bool hears(struct ws_condition *c, const char *version, bool paused, cons
     return ws_condition_answered(c, &now, current, &restarted);
 }
 
-/* Serves OLD, which we saw it load. */
+/* Serves OLD, which the mount saw it load. */
 static void make(struct ws_condition *c, struct ws_condition_reports reports)
 {
     const struct ws_engine_serving now = says(OLD, "/w/actor/41", false);
@@ -40,7 +40,7 @@ static void make(struct ws_condition *c, struct ws_condition_reports reports)
     ws_condition_added(c, false);
 }
 
-/* How far a switch comes with it. */
+/* How far a switch gets with it. */
 enum step { BEGUN, ASKED, TOLD, PAUSED, LOADING, UNHEARD, FAILED, LOADED, RUNS, SERVES, N_STEPS };
 
 static void ask(struct ws_condition *c)
@@ -111,7 +111,7 @@ static void test_heard(void **state)
         check(&c, WS_ENGINE_UNKNOWN, WS_WEIGHTS_SOUND, false);
         assert_string_equal(c.error, "gone");
     }
-    make(&c, remote); /* one that does not say what it serves is what we know of it */
+    make(&c, remote); /* the version of an engine that does not report one is the recorded one */
     assert_true(hears(&c, "", false, NEW));
     check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
     assert_true(ws_condition_silent(&c, "gone", &lost) && hears(&c, "", false, NEW));
@@ -129,7 +129,7 @@ static void test_strange(void **state)
     (void)state;
     make(&c, vllm);
     assert_true(ws_condition_names_another(&c, &now) && ws_condition_answered(&c, &now, OLD, &restarted));
-    assert_true(restarted && !c.path[0]); /* it does not serve any more what we saw it load */
+    assert_true(restarted && !c.path[0]); /* it no longer serves what the mount saw it load */
     make(&c, sglang);
     assert_true(ws_condition_answered(&c, &now, OLD, &restarted) && restarted && c.path[0]);
     make(&c, remote);
@@ -150,7 +150,7 @@ static void test_switch(void **state)
         go(&c, s);
         assert_int_equal(c.state, seen[s]);
         assert_true(
-            ws_condition_is_uncertain(&c)); /* also one that serves: others can fail, and it goes back */
+            ws_condition_is_uncertain(&c)); /* also a serving one: others may fail, and it is rolled back */
         assert_int_equal(ws_condition_is_broken(&c), s == FAILED);
         assert_int_equal(ws_condition_was_told_to_load(&c), s >= FAILED);
         assert_int_equal(ws_condition_has_changed(&c), s >= TOLD);
@@ -201,7 +201,7 @@ static void test_ends(void **state)
                       s == FAILED ? WS_WEIGHTS_LOST : WS_WEIGHTS_SOUND,
                       (paused && (!answers || s != FAILED)) || (ending && s >= TOLD));
             }
-            if (s == FAILED || s < PAUSED) /* it is not for them */
+            if (s == FAILED || s < PAUSED) /* the event does not apply to them */
                 continue;
             make(&c, vllm);
             go(&c, s);
@@ -224,12 +224,12 @@ static void test_way_back(void **state)
     ws_condition_load_ended(&c, c.back_path, true, false);
     assert_false(ws_condition_may_run(&c) || ws_condition_runs(&c));
     assert_true(ws_condition_load_begins(&c, c.back_version));
-    ws_condition_load_ended(&c, c.back_path, false, false); /* not heard: it has no more than it had */
+    ws_condition_load_ended(&c, c.back_path, false, false); /* not received: it has the same as before */
     assert_false(ws_condition_runs(&c));
     assert_true(ws_condition_load_begins(&c, c.back_version));
     ws_condition_load_ended(&c, c.back_path, true, true);
     assert_true(ws_condition_runs(&c));
-    ws_condition_brought_back(&c, NEW); /* at once, and not when the reconciler looks */
+    ws_condition_brought_back(&c, NEW); /* at once, not only at the reconciler's next query */
     check(&c, WS_ENGINE_STALE, WS_WEIGHTS_LOADED, false);
     ws_condition_over(&c, true);
     check(&c, WS_ENGINE_STALE, WS_WEIGHTS_SOUND, false);
@@ -238,16 +238,16 @@ static void test_way_back(void **state)
 
     make(&c, sglang);
     go(&c, PAUSED);
-    ws_condition_brought_back(&c, NULL); /* nothing is current: nothing is stale */
+    ws_condition_brought_back(&c, NULL); /* nothing is current, so nothing is stale */
     check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
     make(&c, remote);
     go(&c, PAUSED);
-    ws_condition_brought_back(&c, NEW); /* it does not say */
+    ws_condition_brought_back(&c, NEW); /* it does not report it */
     check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
     const struct ws_engine_serving nothing = says("", "", false);
     make(&c, remote);
     go(&c, BEGUN);
-    ws_condition_queried(&c, &nothing); /* likewise: what it was left with is its way back */
+    ws_condition_queried(&c, &nothing); /* likewise: rolled back to the version that it was left with */
     assert_string_equal(c.back_version, OLD);
 
     make(&c, vllm);
@@ -266,14 +266,14 @@ static void test_given_up_with_a_version(void **state)
     ws_condition_given_up(&c, "default", "why");
     assert_string_equal(c.version, "default");
     make(&c, vllm);
-    go(&c, UNHEARD); /* it never heard of 42, and is not said to serve it */
+    go(&c, UNHEARD); /* it never received 42, and is not shown as serving it */
     ws_condition_given_up(&c, NULL, "why");
     assert_string_equal(ws_condition_version(&c), OLD);
     ws_condition_over(&c, false);
-    assert_true(hears(&c, OLD, true, NEW) && c.path[0]); /* nor is its way back forgotten */
+    assert_true(hears(&c, OLD, true, NEW) && c.path[0]); /* nor is its rollback target forgotten */
 }
 
-/* What a daemon before knew. */
+/* What the previous daemon knew. */
 static void test_read(void **state)
 {
     struct ws_condition c;
@@ -283,7 +283,7 @@ static void test_read(void **state)
     check(&c, WS_ENGINE_UNKNOWN, WS_WEIGHTS_LOST, false);
     assert_true(ws_condition_is_broken(&c) && !ws_condition_is_uncertain(&c));
     assert_true(hears(&c, OLD, false, OLD));
-    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, false); /* whatever it says */
+    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, false); /* whatever it reports */
     go(&c, PAUSED);
     assert_false(ws_condition_may_run(&c) || ws_condition_may_run_on(&c) || ws_condition_runs(&c));
     ws_condition_not_back(&c, false, "why");
@@ -298,7 +298,7 @@ static void test_read(void **state)
     assert_true(hears(&c, OLD, true, OLD));
     check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, false);
     assert_false(ws_condition_is_uncertain(&c));
-    assert_true(hears(&c, OLD, false, OLD)); /* started anew, or resumed as it is: it is brought along */
+    assert_true(hears(&c, OLD, false, OLD)); /* restarted, or resumed without a load: it is reconciled */
     check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, true);
     go(&c, SERVES);
     ws_condition_over(&c, false);
@@ -307,7 +307,7 @@ static void test_read(void **state)
     ws_condition_init(&c, sglang);
     ws_condition_restore_uncertain(&c);
     assert_true(ws_condition_is_uncertain(&c) && hears(&c, OLD, false, OLD));
-    check(&c, WS_ENGINE_PAUSED, WS_WEIGHTS_SOUND, true); /* it cannot say that it is not */
+    check(&c, WS_ENGINE_PAUSED, WS_WEIGHTS_SOUND, true); /* it cannot report that it is not */
     go(&c, PAUSED);
     assert_false(ws_condition_may_run(&c) || ws_condition_runs(&c));
     ws_condition_brought_back(&c, OLD);
@@ -335,18 +335,18 @@ static void test_sleep(void **state)
     assert_true(c.sleeping && c.sleep_known && !c.was_running);
     ws_condition_pause_sent(&c);
     ws_condition_paused(&c);
-    assert_false(ws_condition_may_run_on(&c)); /* it sleeps on */
+    assert_false(ws_condition_may_run_on(&c)); /* it stays asleep */
     ws_condition_brought_back(&c, OLD);
     ws_condition_over(&c, false);
     assert_true(ws_condition_begin(&c));
     now.sleeping = false;
     now.sleep_unknown = true;
     ws_condition_queried(&c, &now);
-    assert_true(c.sleeping); /* as it last said */
+    assert_true(c.sleeping); /* as in its last report */
     ws_condition_pause_sent(&c);
     assert_true(ws_condition_runs(&c) && !c.sleeping);
 
-    make(&c, sglang); /* which says that it sleeps, and not that it is paused */
+    make(&c, sglang); /* which reports that it sleeps, and not that it is paused */
     now = says(OLD, "", false);
     now.sleeping = true;
     go(&c, BEGUN);
@@ -388,7 +388,7 @@ static void test_refused(void **state)
     assert_memory_equal(&c, &before, sizeof(c));
 }
 
-/* A pause without an answer may come at any time, until another one is answered. */
+/* A pause without an answer may take effect at any time, until another one is answered. */
 static void test_unanswered(void **state)
 {
     const struct ws_condition_reports kinds[] = {vllm, sglang};
@@ -407,7 +407,7 @@ static void test_unanswered(void **state)
         check(&c, seen, WS_WEIGHTS_SOUND, false);
         assert_true(ws_condition_is_behind(&c) && ws_condition_is_uncertain(&c));
 
-        assert_true(ws_condition_begin(&c)); /* not again, and it runs on */
+        assert_true(ws_condition_begin(&c)); /* not again, and it keeps running */
         ask(&c);
         ws_condition_pause_sent(&c);
         assert_true(ws_condition_may_run_on(&c) && ws_condition_runs(&c));
@@ -426,11 +426,11 @@ static void test_unanswered(void **state)
         assert_true(hears(&c, OLD, false, OLD));
         check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
         assert_false(ws_condition_is_behind(&c) || ws_condition_is_uncertain(&c));
-        assert_true(hears(&c, OLD, true, OLD)); /* it was overtaken, and comes after all */
+        assert_true(hears(&c, OLD, true, OLD)); /* it was overtaken, and takes effect after all */
         check(&c, WS_ENGINE_PAUSED, WS_WEIGHTS_SOUND, true);
     }
     make(&c,
-         vllm); /* paused in vain before a load back of which it has half: it runs, on no version's weights */
+         vllm); /* paused in vain before a rollback of which it has half: it runs, on no version's weights */
     go(&c, SERVES);
     ws_condition_pause_sent(&c);
     assert_true(ws_condition_load_begins(&c, OLD));
@@ -460,7 +460,7 @@ static void test_failed_steps(void **state)
     ws_condition_resume_failed(&c, "another answers");
     check(&c, WS_ENGINE_UNKNOWN, WS_WEIGHTS_LOADED, false);
     make(&c, vllm);
-    go(&c, TOLD); /* its answer to the pause was lost: it goes on */
+    go(&c, TOLD); /* the answer to its pause was lost: it keeps running */
     ws_condition_failed(&c, "no answer");
     assert_true(ws_condition_may_run_on(&c) && ws_condition_runs(&c) && !ws_condition_has_changed(&c));
 }

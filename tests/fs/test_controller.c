@@ -1,5 +1,5 @@
-/* A controller and its model beside other threads: what one does in one go no other comes between. Such a moment is
- * held open by the lock that the thread wants next. */
+/* A controller and its model with concurrent threads: what one does atomically no other interrupts. The tests
+ * hold such a moment open by the lock that the thread needs next. */
 #include "fs/engines/control.h"
 #include "fs/engines/controller.h"
 #include "fs/store/model.h"
@@ -17,7 +17,7 @@ static struct ws_control *control;
 static struct ws_controller *controller;
 static struct ws_model *model;
 
-/* Without a reconciler, which looks at the controller at times of its own. */
+/* Without a reconciler, which would look at the controller at times of its own. */
 static int setup(void **state)
 {
     (void)state;
@@ -56,7 +56,7 @@ struct other {
     struct ws_error err;
 };
 
-/* Waits until it waits for the lock. */
+/* Waits until the thread waits for the lock. */
 static void wait_for_wait(struct other *o, const pthread_mutex_t *lock)
 {
     for (unsigned naps = 0;; nap(), naps++) {
@@ -83,7 +83,7 @@ static void *forget(void *arg)
     return NULL;
 }
 
-/* Else forgetting it comes between, and it is back for good. */
+/* Else a forget could come in between, and the engine would be back permanently. */
 static void what_is_kept_is_handed_over_in_one_go(void **state)
 {
     struct other o = {0};
@@ -114,7 +114,7 @@ static void *catch_up(void *arg)
     return NULL;
 }
 
-/* A switch that ends before the claim has moved it. */
+/* A switch that ends before the claim has changed the engine. */
 static void current_is_read_after_the_claim(void **state)
 {
     struct other o = {0};
@@ -127,11 +127,11 @@ static void current_is_read_after_the_claim(void **state)
     pthread_mutex_unlock(&control->lock);
     pthread_join(o.thread, NULL);
     assert_int_equal(o.rc, -ENOENT);
-    assert_non_null(strstr(o.err.text, "no engine 'e'")); /* and not: no current version */
+    assert_non_null(strstr(o.err.text, "no engine 'e'")); /* and not "no current version" */
     ws_version_put(v);
 }
 
-/* It was gone when it was looked at, and has come back. */
+/* It was gone at the check, and has come back. */
 static void a_model_that_is_listed_is_not_forgotten(void **state)
 {
     (void)state;

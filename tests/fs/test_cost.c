@@ -1,4 +1,4 @@
-/* The cost model: how speeds are recorded, which of two ways is cheaper, and how hard to compress. */
+/* The cost model: how speeds are recorded, which of two ways is cheaper, and at which level to compress. */
 #include "fs/store/cost.h"
 #include <math.h>
 #include <setjmp.h>
@@ -21,17 +21,17 @@ static void test_speeds(void **state)
 {
     struct ws_speeds s = {0};
     (void)state;
-    ws_speeds_record(&s, &s.link, 1000, 1e-9); /* says nothing */
+    ws_speeds_record(&s, &s.link, 1000, 1e-9); /* no measurement */
     ws_speeds_record(&s, &s.link, (8U << 20) - 1, 1);
     assert_true(atomic_load(&s.link) == 0);
-    ws_speeds_record(&s, &s.link, 100000000, 0); /* clocks stand still now and then */
+    ws_speeds_record(&s, &s.link, 100000000, 0); /* clocks sometimes stand still */
     ws_speeds_record(&s, &s.link, 100000000, -1);
     assert_true(atomic_load(&s.link) == 0);
-    ws_speeds_record(&s, &s.link, 100000000, 0.1); /* the first is taken as it is */
+    ws_speeds_record(&s, &s.link, 100000000, 0.1); /* the first value is used as it is */
     assert_near(atomic_load(&s.link), 1e9);
     ws_speeds_record(&s, &s.link, 300000000, 0.1);
     assert_near(atomic_load(&s.link), 2e9);
-    for (int i = 0; i < 40; i++) /* forgets */
+    for (int i = 0; i < 40; i++) /* old values lose weight */
         ws_speeds_record(&s, &s.link, 50000000, 1);
     assert_true(atomic_load(&s.link) > 49e6 && atomic_load(&s.link) < 51e6);
     struct ws_speeds given = {.link = 1e9, .given = true};
@@ -62,7 +62,7 @@ static double price(const struct ws_speeds *s, uint64_t bytes, bool copies, size
     return ws_cost_price(&cost, s, 4);
 }
 
-/* Whatever the speeds: more is never less. */
+/* For any speeds: more bytes never cost less. */
 static void test_order(void **state)
 {
     static const double links[] = {0, 1e6, 1e8, 1e9, 1e10, 1e11}, patches[] = {0, 1e8, 1e9, 1e10};
@@ -80,7 +80,7 @@ static void test_order(void **state)
                 assert_true(delta(&s, bytes, false, 3) >= now);
                 before = now;
             }
-            assert_true(delta(&s, MODEL_BYTES, false, 1) >= full(&s)); /* all of it, and patched besides */
+            assert_true(delta(&s, MODEL_BYTES, false, 1) >= full(&s)); /* all of it, and patching as well */
             const struct ws_cost cost = {.fetch_bytes = 1000, .patch_bytes = MODEL_BYTES, .n_deltas = 1};
             assert_true(ws_cost_seconds(&cost, &s, 1) >= ws_cost_seconds(&cost, &s, 8));
             assert_near(ws_cost_seconds(&cost, &s, 0), ws_cost_seconds(&cost, &s, 1));
@@ -95,20 +95,20 @@ static void test_which(void **state)
     const struct ws_speeds nothing = {0}, slow = {.link = 1e8, .patch = 5e9, .copy = 2e9},
                            memory = {.link = 5e10, .patch = 2e9, .copy = 1e9};
     (void)state;
-    /* a hundredth of the model: over what is guessed and over a slow link always, in place or not */
+    /* a hundredth of the model: with the default speeds and over a slow link always a delta, in place or
+     * not */
     assert_true(delta(&nothing, MODEL_BYTES / 100, false, 1) < full(&nothing) / 5);
     assert_true(delta(&nothing, MODEL_BYTES / 100, true, 1) < full(&nothing));
     assert_true(delta(&slow, MODEL_BYTES / 100, true, 8) < full(&slow) / 5);
-    /* one whose link is faster than its memory pulls */
+    /* a mount whose link is faster than its memory pulls */
     assert_true(delta(&memory, MODEL_BYTES / 100, false, 1) > full(&memory));
-    /* a delta as large as the model is worth nothing */
+    /* a delta as large as the model is useless */
     assert_true(delta(&slow, MODEL_BYTES, false, 1) > full(&slow));
-    /* more deltas cost less than their bytes would */
+    /* several deltas cost less than their bytes alone suggest */
     assert_true(delta(&slow, MODEL_BYTES / 10, false, 8) < delta(&slow, MODEL_BYTES, false, 1));
 }
 
-/* A large step in place, and small ones that were copied: the next is in place again, also by a longer way.
- */
+/* A large step in place, then small ones in copies: the next is in place again, even with a longer chain. */
 static void test_one_slow_step(void **state)
 {
     const struct ws_speeds s = {.link = 1e8, .patch = 3e8, .copy = 3e9};
@@ -117,7 +117,8 @@ static void test_one_slow_step(void **state)
     assert_true(price(&s, 340000, false, 2) < price(&s, 170000, true, 1));
 }
 
-/* What an engine has mapped is patched into a copy, which takes the memory that a full pull takes as well. */
+/* A version that an engine has mapped is patched into a copy, which needs the memory of a full pull as
+ * well. */
 static void test_copy_beside_full(void **state)
 {
     const struct ws_speeds loopback = {.link = 3e9, .patch = 1.9e9, .copy = 1.3e9};
@@ -125,7 +126,7 @@ static void test_copy_beside_full(void **state)
     assert_true(delta(&loopback, MODEL_BYTES / 100, true, 1) < full(&loopback));
 }
 
-/* One copy that was disturbed does not end copies for good, and what was never measured stays a guess. */
+/* One disturbed copy does not rule out copies permanently, and what was never measured stays a guess. */
 static void test_doubt(void **state)
 {
     struct ws_speeds s = {.link = 3e9, .patch = 2e9, .copy = 3e8};
@@ -136,7 +137,7 @@ static void test_doubt(void **state)
         ws_speeds_favour_patching(&s);
         n++;
     }
-    assert_true(n > 10 && n < 30); /* nor is it tried all the time */
+    assert_true(n > 10 && n < 30); /* nor is it tried every time */
     struct ws_speeds none = {0}, given = {.copy = 3e8, .given = true};
     ws_speeds_favour_patching(&none);
     ws_speeds_favour_patching(&given);

@@ -1,4 +1,5 @@
-/* Steps of a chain: a step leads to a version only with the bytes of that version, and if it can be fetched. */
+/* Steps of a delta chain: a step leads to a version only if the version's bytes match, and if the delta can
+ * be fetched. */
 #include "fs/pull/delta_chain.h"
 #include "fs/store/state.h"
 #include <setjmp.h>

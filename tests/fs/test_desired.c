@@ -54,7 +54,7 @@ static void test_kept(void **state)
     (void)state;
     ws_desired_inherit(&o, &none);
     assert_true(ws_desired_is_same(&o, &none));
-    ws_desired_inherit(&o, &before); /* an agent anew */
+    ws_desired_inherit(&o, &before); /* a restarted agent */
     assert_true(o.inherited && o.release == 0 && o.phase == WS_DESIRED_NONE && o.released_by == 9 &&
                 o.released.version == 42);
     none = (struct ws_desired){0};

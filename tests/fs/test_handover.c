@@ -1,4 +1,4 @@
-/* Memory that is handed over with its bytes: never if another process has ever had any of it. */
+/* Memory handed over to a successor with its bytes: never if another process has ever had any of it. */
 #include "fs/pull/delta_plan.h"
 #include "fs/store/cache_budget.h"
 #include "fs/store/content.h"
@@ -31,7 +31,7 @@ static struct ws_version *successor_of(struct ws_version *v)
     return successor;
 }
 
-/* It goes, and its memory is the successor's or freed. The reference is this function's. */
+/* The version is released, and its memory is the successor's or freed. This function owns the reference. */
 static bool hand_over(struct ws_version *v, struct ws_version *successor, size_t n_files)
 {
     atomic_bool stop = false;
@@ -65,7 +65,7 @@ static void memory_that_no_process_had_is_handed_over(void **state)
     ws_version_put(successor);
 }
 
-/* Its pages may be in a pipe or a socket's queue of the process that opened it, after it has closed it. */
+/* After the opener has closed it, its pages may still be in a pipe or in the send queue of a socket. */
 static void memory_that_was_opened_once_is_not(void **state)
 {
     struct ws_version *v = pulled(store, "actor", "1"), *successor = successor_of(v);
@@ -94,7 +94,7 @@ static void memory_that_is_open_is_not(void **state)
     ws_version_put(successor);
 }
 
-/* The memory has no use any more. */
+/* The memory is no longer used. */
 static void a_dropped_successor_gets_nothing(void **state)
 {
     struct ws_version *v = pulled(store, "actor", "1"), *successor = successor_of(v);
@@ -130,7 +130,7 @@ static void assert_budget(struct budget r, uint64_t used, uint64_t waiting, uint
     assert_int_equal(r.own, own);
 }
 
-/* What a version took of the cache goes with its memory, and comes back once. */
+/* A version's share of the cache is released with its memory, exactly once. */
 static void the_budget_goes_with_the_memory(void **state)
 {
     struct ws_version *v = pulled(store, "actor", "1"), *successor = successor_of(v);
@@ -151,7 +151,7 @@ static void the_budget_goes_with_the_memory(void **state)
     assert_budget(budget_of(NULL), 0, 0, 0);
 }
 
-/* The plan of a version that comes by a delta alone, whose base nothing protects. True: in place. */
+/* The plan of a version that arrives only as a delta, with an unprotected base. Returns true for in place. */
 static bool is_made_in_place(struct ws_version *base, struct ws_version *v)
 {
     static struct ws_delta_chain chain;
@@ -183,7 +183,7 @@ static void a_version_without_memory_is_made_in_place(void **state)
     ws_version_put(successor);
 }
 
-/* As after a pull that failed before any byte came: that memory would be lost. */
+/* As after a pull that failed before any byte arrived: that memory would be lost. */
 static void a_version_with_memory_of_its_own_is_not(void **state)
 {
     struct ws_version *v = pulled(store, "actor", "1"), *successor = successor_of(v);

@@ -1,5 +1,5 @@
-/* The child that inspects a mount has none of its parent's descriptors but the one that it mounts, also where
- * the kernel does not know close_range, and whatever the limit of open files is now. */
+/* The child that inspects a mount has none of its parent's descriptors except the one that it mounts, also on
+ * kernels without close_range, and whatever the present limit of open files is. */
 #include "fs/fuse/outside.h"
 #include "tests/fixtures/filter.h"
 #include <errno.h>
@@ -31,7 +31,7 @@ static void forget_close_range(void)
     filter_calls(code, sizeof(code) / sizeof(code[0]));
 }
 
-/* In a process of its own: 0, or the line of what was not so. */
+/* In a child process: 0, or the line of the failed check. */
 static int check(bool forgets)
 {
     struct rlimit limit;
@@ -43,12 +43,12 @@ static int check(bool forgets)
             return __LINE__;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
         return __LINE__;
-    limit.rlim_cur = 100; /* there are higher ones from before */
+    limit.rlim_cur = 100; /* there are higher ones, opened before */
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
         return __LINE__;
     if (forgets)
         forget_close_range();
-    for (size_t i = 0; i < N_HELD; i++) { /* the path is of the process that looks */
+    for (size_t i = 0; i < N_HELD; i++) { /* the path is relative to the process that looks it up */
         snprintf(path, sizeof(path), "/proc/self/fd/%d", held[i]);
         if (stat(path, &st) != 0)
             return __LINE__;
@@ -57,7 +57,7 @@ static int check(bool forgets)
     }
     if (ws_outside_stat("/") != 0)
         return __LINE__;
-    for (size_t i = 0; i < N_HELD; i++) /* the kernel gets it, and it is no mount */
+    for (size_t i = 0; i < N_HELD; i++) /* the kernel gets it, and it is not a mount */
         if (ws_outside_attach(held[i], "/proc") == -EBADF)
             return __LINE__;
     return 0;

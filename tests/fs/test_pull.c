@@ -1,5 +1,5 @@
-/* Pulls: whole, by descriptor, from a folder, over sources that cut, flip, lie, delay and end, and what
- * is left when they fail.
+/* Pulls: whole, by descriptor, from a folder, from sources that cut, flip, lie, delay and end, and what is
+ * left after a failure.
  *
  * timeout: 420, takes: 20
  * beside others */
@@ -219,7 +219,7 @@ static void failing_control_calls_are_repeated(void **state)
 
 static void flipped_bytes_are_fetched_again(void **state)
 {
-    /* One lane: the seed alone says which blocks are flipped, and none is three times. */
+    /* One lane: the seed alone decides which blocks are flipped, and none is flipped three times. */
     struct ws_store_options options = {.cache_bytes = 1UL << 30, .streams = 1};
     struct ws_version *v;
     struct ws_version_info info;
@@ -278,7 +278,7 @@ static void a_version_that_goes_while_it_is_pulled(void **state)
     shelf_publish(shelf, "actor", 2, "r1", 1 * MIB);
     store = store_of(faulty("stale=3"));
     v = version(store, "actor", "1");
-    do /* in steps, as commands wait: what it comes to is told, never that a step was too short */
+    do /* in slices, as commands wait: the final result is reported, never that a slice timed out */
         rc = ws_version_pull(v, WS_PRIORITY_READER, 1, NULL, &err);
     while (rc == -EAGAIN);
     assert_int_equal(rc, -ESTALE);
@@ -287,7 +287,7 @@ static void a_version_that_goes_while_it_is_pulled(void **state)
     ws_version_put(v);
 }
 
-/* The agent wants the slot back: revoked in the middle, 410 from then on. */
+/* The agent needs the slot again: it revokes the version during the pull, and answers 410 from then on. */
 static void a_version_that_is_withdrawn(void **state)
 {
     struct ws_version *v;
@@ -301,7 +301,7 @@ static void a_version_that_is_withdrawn(void **state)
     shelf_withdraw(shelf, "actor", 1, "r1");
     assert_int_equal(ws_version_pull(v, WS_PRIORITY_READER, LONG_MS, NULL, &err), -ESTALE);
     assert_int_equal(ws_version_state(v), WS_FAILED);
-    assert_true(has_version(store, "actor", "1")); /* with its reason, for whoever looks */
+    assert_true(has_version(store, "actor", "1")); /* with its reason */
     ws_version_put(v);
     v = pulled(store, "actor", "2");
     assert_same_bytes(shelf, v);
@@ -326,7 +326,7 @@ static void a_restarted_server_is_resumed(void **state)
     assert_ok(ws_version_pull(v, WS_PRIORITY_READER, LONG_MS, NULL, &err), &err);
     assert_same_bytes(shelf, v);
     info = info_of(v);
-    /* Only what was missing came again: no whole block was moved in vain. */
+    /* Only missing blocks were fetched again. */
     assert_int_equal(info.moved_bytes, info.total_bytes);
     ws_version_put(v);
 }
@@ -347,7 +347,7 @@ static void a_source_that_stays_away_fails_the_pull_and_keeps_what_came(void **s
     had = info_of(v).have_bytes;
     assert_true(had > 8 * MIB);
     assert_true(stats_of(store).retries > 0);
-    /* A reader that asks again at once gets the same answer, without another wait. */
+    /* A reader that tries again at once gets the same answer, without another wait. */
     assert_int_equal(ws_version_pull(v, WS_PRIORITY_READER, LONG_MS, NULL, &err), -EHOSTUNREACH);
     assert_int_equal(stats_of(store).pulls_failed, 1);
     shelf_tcp_start(shelf);
@@ -372,7 +372,7 @@ static void a_source_that_was_never_there(void **state)
     assert_true(info[0].seconds_since_contact < 0);
 }
 
-/* Two shelves with the same versions: what one cannot give, the other does. */
+/* Two shelves with the same versions: blocks that one cannot deliver come from the other. */
 static void alternatives_take_over(void **state)
 {
     struct ws_version *v;
@@ -422,14 +422,14 @@ static void another_digest_is_another_version(void **state)
     shelf_unlist(shelf, "actor", 1, "r1");
     wait_until(!info_of(v).at_source);
     assert_int_equal(ws_version_state(v), WS_READY);
-    assert_int_equal(info_of(v).error_code, EBADMSG); /* and it is said */
+    assert_int_equal(info_of(v).error_code, EBADMSG); /* and the reason is reported */
     assert_same_bytes(shelf, v);
     shelf_unlist(other_shelf, "actor", 1, "r1");
     wait_until(info_of(v).error_code == 0);
     ws_version_put(v);
 }
 
-/* Neither of two digests is believed. When one of the sources withdraws its version, the other's is pulled. */
+/* Two digests, neither of which is believed. When one source withdraws its version, the other's is pulled. */
 static void sources_that_disagree_are_not_read(void **state)
 {
     struct ws_error err = {0};
@@ -451,7 +451,7 @@ static void sources_that_disagree_are_not_read(void **state)
     wait_until(ws_version_pull(v, WS_PRIORITY_SWITCH, LONG_MS, NULL, &err) == 0);
     assert_same_bytes(shelf, v);
     ws_version_put(v);
-    /* The first that was heard gives in: the version is another one now. */
+    /* The first source withdraws its version: the digest is the other one's now. */
     v = version(store, "actor", "2");
     uint64_t id = ws_version_serial(v);
     shelf_unlist(shelf, "actor", 2, "r1");

@@ -1,4 +1,4 @@
-/* Settings: a mount that has ended writes them no more, since they are its successor's. */
+/* Settings: a mount that has ended no longer writes them, since they belong to its successor. */
 #include "fs/engines/control.h"
 #include "fs/switch/settings.h"
 #include "tests/fs/opened_store.h"

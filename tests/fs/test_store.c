@@ -1,4 +1,4 @@
-/* The store's objects: names and lineages, links, eviction, pins, drops, what listeners hear, headers,
+/* The store's objects: names and lineages, links, eviction, pins, drops, what listeners are told, headers,
  * verification, sources added and removed, reports.
  *
  * timeout: 250
@@ -219,7 +219,7 @@ static void a_new_lineage_supersedes_the_old(void **state)
     old = pulled(store, "actor", "46");
     shelf_publish(shelf, "actor", 46, "r2", 2 * MIB);
     wait_until(has_heard(&heard, "renamed 46@r1"));
-    wait_until(has_heard(&heard, "gone 45")); /* they are told one after the other */
+    wait_until(has_heard(&heard, "gone 45")); /* events are delivered one after the other */
     wait_until(has_heard(&heard, "gone 47"));
     ws_version_name(old, name);
     assert_string_equal(name, "46@r1");
@@ -256,7 +256,7 @@ static void listeners_hear_a_pull_and_a_drop(void **state)
     wait_until(has_heard(&heard, "state 1="));
     id = ws_version_serial(v);
     assert_ok(ws_version_drop(v, NULL), &(struct ws_error){0});
-    wait_until(has_heard(&heard, "gone 1;known 1;")); /* still at the source: again, as another */
+    wait_until(has_heard(&heard, "gone 1;known 1;")); /* still at the source: back as another object */
     assert_int_equal(ws_version_state(v), WS_DROPPING);
     assert_false(ws_version_is_named(v));
     assert_true(ws_version_is_complete(v)); /* its bytes are here, with or without a name */
@@ -346,7 +346,7 @@ static void pinned_current_and_open_versions_stay(void **state)
     put_pulled(store, "4");
     v = version(store, "actor", "5");
     assert_int_equal(ws_version_pull(v, WS_PRIORITY_SWITCH, LONG_MS, NULL, &err), 0);
-    assert_false(is_here(store, "4")); /* the only one that could go */
+    assert_false(is_here(store, "4")); /* the only one that could be evicted */
     assert_ok(ws_version_pin(v, true, &err), &err);
     ws_version_put(v);
     v = version(store, "actor", "4");
@@ -377,7 +377,7 @@ static void more_than_the_cache_is_refused(void **state)
     ws_version_put(v);
 }
 
-/* A reader that still maps a dropped version keeps its bytes, and they count. */
+/* A reader that still maps a dropped version keeps its bytes, and they count as used. */
 static void memory_that_is_mapped_is_not_used_again(void **state)
 {
     struct ws_version *v;
@@ -414,7 +414,7 @@ static atomic_uint n_reclaimed;
 
 static void on_reclaim(void *arg, struct ws_version *v)
 {
-    /* The hook may look at the version, and take references that it gives back. */
+    /* The hook may use the version, and take references that it releases. */
     if (ws_version_has_manifest(ws_version_get(v)))
         atomic_fetch_add((atomic_uint *)arg, 1);
     ws_version_put(v);
@@ -489,7 +489,7 @@ static void headers_are_here_when_their_blocks_are(void **state)
     ws_version_put(v);
 }
 
-/* As from an agent that has other bytes under the same number by now. */
+/* As from an agent that now has other bytes under the same number. */
 static void a_manifest_that_is_not_what_was_listed_is_refused(void **state)
 {
     struct ws_error err = {0};
@@ -572,10 +572,10 @@ static void a_removed_model_does_not_come_back_by_itself(void **state)
     store = store_of(shelf_tcp_start(shelf));
     v = pulled(store, "actor", "1");
     assert_ok(ws_store_remove(store, "actor", &err), &err);
-    assert_same_bytes(shelf, v); /* readers go on */
+    assert_same_bytes(shelf, v); /* readers continue */
     ws_version_put(v);
     shelf_publish(shelf, "critic", 1, "r1", MIB);
-    ws_version_put(version(store, "critic", "1")); /* a new listing was taken over */
+    ws_version_put(version(store, "critic", "1")); /* a new listing was processed */
     assert_null(ws_store_find(store, "actor"));
     add_source(store, shelf_tcp_start(shelf), "actor");
     ws_version_put(version(store, "actor", "1"));
@@ -614,7 +614,7 @@ static void reports_reach_the_source(void **state)
     json_decref(reports);
 }
 
-/* A cache that is full takes nothing, however much memory the machine still has. */
+/* A full cache accepts nothing, however much memory the machine still has. */
 static void the_cache_limit(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* A token is all of a file's first line: a part of one is another. */
+/* A token is the complete first line of a file: a part of it would be another token. */
 #include "fs/engines/token.h"
 #include "fs/fuse/options.h"
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 static char path[300];
 
-/* n times x, and what comes behind. */
+/* n times x, and then the text. */
 static int read_of(size_t n, const char *behind, char **token)
 {
     struct ws_error err = {0};
@@ -52,7 +52,8 @@ static void test_length(void **state)
     }
 }
 
-/* What is no file is read so far as a token reaches, and no longer than it is waited for. */
+/* A path that is not a regular file is read only up to a token's length, and not waited for longer than the
+ * limit. */
 static int read_token(const char *from, unsigned wait_ms, char **token, struct ws_error *err)
 {
     const int fd = open(from, O_RDONLY | O_CLOEXEC | O_NONBLOCK);

@@ -1,4 +1,4 @@
-/* Waiters: awaited blocks come first; deadlines, cancels, failures, and many at once.
+/* Waiters: blocks that are waited for are fetched first; deadlines, cancels, failures, and many at once.
  *
  * beside others */
 #include "fs/store/state.h"
@@ -45,7 +45,7 @@ static int result_of(struct waiter *w)
     return atomic_load(&w->result);
 }
 
-/* One lane over a slow source, so that there is an order. */
+/* One lane with a slow source, so that there is an order. */
 static struct ws_version *slow_version(uint64_t bytes)
 {
     atomic_store(&n_completed, 0);
@@ -66,7 +66,7 @@ static void awaited_blocks_come_first(void **state)
     assert_int_equal(wait_for(&w, v, 1, 48, 1, LONG_MS), 0);
     assert_int_equal(result_of(&w), 0);
     here = ws_version_blocks_here(v, 1);
-    assert_true(here < 40); /* of 51: the 48th did not wait for those in front of it */
+    assert_true(here < 40); /* of 51: the 48th did not wait for those before it */
     assert_memory_equal(ws_region_data(ws_version_region(v, 1)) + 48 * WS_BLOCK_BYTES,
                         shelf_bytes(shelf, "actor", 1, "r1", "model.safetensors", &(uint64_t){0}) +
                             48 * WS_BLOCK_BYTES,
@@ -176,7 +176,7 @@ static void failures_reach_every_waiter(void **state)
             assert_int_equal(result, -ESTALE);
     }
     wait_until(ws_version_state(v) == WS_FAILED);
-    /* At once again: the same answer, through done. */
+    /* At once again: the same answer, by the callback. */
     assert_int_equal(wait_for(&w[0], v, WS_FILE_ALL, 0, 0, LONG_MS), 0);
     assert_int_equal(result_of(&w[0]), -ESTALE);
     ws_version_put(v);
@@ -189,7 +189,7 @@ static void no_such_file(void **state)
 
     (void)state;
     assert_non_null(ws_version_manifest(v, NULL));
-    /* n 0 asks for the manifest only, whatever the file. */
+    /* n = 0 requests the manifest only, for any file. */
     assert_int_equal(wait_for(&w, v, 7, 0, 0, LONG_MS), 1);
     assert_int_equal(wait_for(&w, v, 7, 0, 1, LONG_MS), 0);
     assert_int_equal(result_of(&w), -EINVAL);
@@ -210,7 +210,7 @@ static void waiters_end_with_the_store(void **state)
     ws_version_put(v);
 }
 
-/* --- by hand: with a version, a deadline and a result as they are in the list --- */
+/* --- by hand: with version, deadline and result as in the list --- */
 
 #define HOUR_NS    (3600 * 1000 * WS_MS_NS)
 #define NEVER_HERE 7 /* there is no such file */
@@ -242,7 +242,7 @@ static void run_deadlines(void)
     pthread_mutex_unlock(&store->lock);
 }
 
-/* What is here is told as here, whatever failed or passed meanwhile. */
+/* Present bytes are reported as present, whatever failed or timed out meanwhile. */
 static void what_came_is_no_failure(void **state)
 {
     struct ws_version *v = slow_version(MIB);
@@ -265,7 +265,7 @@ static void what_came_is_no_failure(void **state)
     ws_version_put(v);
 }
 
-/* A deadline counts from the last byte, for a patient waiter; not for what has failed already. */
+/* A patient waiter's deadline counts from the last byte; a failed version does not wait. */
 static void silence_counts_from_the_last_byte(void **state)
 {
     struct ws_store_options options = {.cache_bytes = 1UL << 30, .deadline_ms = LONG_MS, .threads = 2};
@@ -277,7 +277,7 @@ static void silence_counts_from_the_last_byte(void **state)
     store = store_with(&options);
     add_source(store, shelf_tcp_start(shelf), NULL);
     v = version(store, "actor", "1");
-    shelf_tcp_stop(shelf); /* the pull goes on trying */
+    shelf_tcp_stop(shelf); /* the pull keeps trying */
     assert_int_equal(wait_for(&all, v, WS_FILE_ALL, 0, 0, LONG_MS), 0);
     put(v, &patient, NEVER_HERE, 0, HOUR_NS);
     put(v, &failed, NEVER_HERE, 0, HOUR_NS);
@@ -314,7 +314,7 @@ struct reader {
     pthread_t thread;
 };
 
-/* As a FUSE reader: waits for blocks in any order, gives up on some, compares what it gets. */
+/* Like a FUSE reader: waits for blocks in any order, cancels some, compares the bytes. */
 static void *read_blocks(void *arg)
 {
     struct reader *r = arg;

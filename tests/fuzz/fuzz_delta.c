@@ -1,9 +1,8 @@
-/* Deltas under libFuzzer. The first byte picks what the rest is: a stream as it is, a stream whose hashes are
- * put right first (a mutated one would be refused by them and nothing behind be reached), the deltas of one
- * block, records, JSON of offers, or two blocks to encode.
- *
- * Whatever is in them: nothing outside the block is touched, a block that cannot be patched is as it was, and
- * one that can be is what the changes, done one after the other, make of it. */
+/* Deltas under libFuzzer. The first byte selects what the rest is: a stream as it is, a stream whose hashes
+ * are corrected first (else mutated ones would be refused by their hashes), the deltas of one block, records,
+ * JSON of listings, or two blocks to encode. For any input: nothing outside the block is written, a block
+ * that cannot be patched is unchanged, and a patched one equals the result of the changes applied one after
+ * the other. */
 #include "transports/delta/listing.h"
 #include "transports/delta/patcher.h"
 #include "transports/delta/stream.h"
@@ -22,7 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 #define require(what) ((what) ? (void)0 : abort())
 
-/* The input, taken from its front; zeros when it is at its end. */
+/* The input, consumed from its front; zeros at its end. */
 struct input {
     const uint8_t *p;
     size_t n;
@@ -68,7 +67,7 @@ static void fill(uint8_t *p, size_t n, uint32_t seed)
     }
 }
 
-/* A block between guards that nobody may touch. */
+/* A block between inaccessible guards. */
 struct slot {
     uint8_t *all, *block;
     size_t len;
@@ -92,7 +91,7 @@ static void slot_free(struct slot *s)
     free(s->all);
 }
 
-/* --- what is right, slowly --- */
+/* --- slow reference --- */
 
 struct slow {
     uint8_t *block;
@@ -162,7 +161,7 @@ static void fuzz_edits(struct input in)
     free(want);
 }
 
-/* --- records, and what a patcher makes of them --- */
+/* --- records, and their application by a patcher --- */
 
 static struct ws_patcher *the_patcher(void)
 {
@@ -171,7 +170,7 @@ static struct ws_patcher *the_patcher(void)
     return p;
 }
 
-/* What the chain makes of the block; false: it cannot be patched. */
+/* The chain's result for the block; false: it cannot be patched. */
 static bool patch_slowly(uint8_t *block, size_t len, const struct ws_delta_record *const *chain, size_t n)
 {
     static struct ws_delta_edit *edit;
@@ -238,7 +237,7 @@ static void patch(const struct ws_delta_record *const *chain, size_t n, size_t l
     free(want);
 }
 
-/* As a reader may hand it out: raw_bytes of the block's size at most, bytes not more. */
+/* As a reader may return it: raw_bytes of the block's size at most, bytes not more. */
 static struct ws_delta_record *record_of(struct input *in, bool last)
 {
     const uint32_t how = number(in, 1);
@@ -247,7 +246,7 @@ static struct ws_delta_record *record_of(struct input *in, bool last)
     const size_t n = last ? in->n : least(number(in, 2), in->n);
     uint8_t *bytes = copy_of(take(in, n), n, 0);
     struct ws_delta_record *r;
-    if (how & 2) { /* a frame, or what is none */
+    if (how & 2) { /* a frame, or invalid data */
         r = ws_delta_record_new(n);
         require(r != NULL);
         if (n > 0)
@@ -311,7 +310,7 @@ static int add(void *arg, struct ws_delta_record *r)
     return ws_delta_add(arg, r);
 }
 
-/* The head of a stream of ours, with the part that the bytes name; then every hash. */
+/* The head of our own stream, with the part that the bytes name; then every hash. */
 static void put_right(struct ws_delta *empty, uint8_t *p, size_t n)
 {
     struct ws_delta_stream_writer w;
@@ -347,7 +346,7 @@ out:
     XXH3_freeState(hashes);
 }
 
-/* What was read, written again: the same bytes. */
+/* The read delta, written again: the same bytes. */
 static void check_written(struct ws_delta *d, const uint8_t *bytes, size_t n)
 {
     uint32_t part, parts;

@@ -1,6 +1,6 @@
-/* The control grammar under libFuzzer. The first byte picks the file that is written to, the rest is
- * what is written. What is accepted must keep the parser's promises; what is shown must be fit for a
- * log line and hold no credentials. */
+/* The control grammar under libFuzzer. The first byte selects the file that is written to, the rest is the
+ * written text. What is accepted must keep the parser's promises; what is shown must fit a log line and
+ * contain no credentials. */
 #include "fs/engines/grammar.h"
 #include "transports/base/text.h"
 #include <stdint.h>
@@ -15,14 +15,14 @@ static void require(int what)
         abort();
 }
 
-/* Is p one of the command's own words? */
+/* Whether p is one of the command's own words. */
 static void require_inside(const struct ws_words *w, const char *p)
 {
     require(p >= w->bytes && p < w->bytes + sizeof(w->bytes));
     require(memchr(p, 0, (size_t)(w->bytes + sizeof(w->bytes) - p)) != NULL);
 }
 
-/* What is kept of words says these, and no others. */
+/* The stored words are these, and no others. */
 static void check_joined(const struct ws_words *w)
 {
     static struct ws_words again;

@@ -1,6 +1,6 @@
-/* Manifests under libFuzzer. A mutated manifest fails at its digest at the latest; so that what lies
- * behind is reached too, the right digest, which the refusal names, is put in and the text read again.
- * What is accepted must come back the same from JSON. */
+/* Manifests under libFuzzer. A mutated manifest fails at its digest at the latest; to test the code behind it
+ * too, the right digest, which the error names, is inserted and the text read again. What is accepted must
+ * come back the same from JSON. */
 #include "transports/format/manifest.h"
 #include <stdint.h>
 #include <stdlib.h>
@@ -55,7 +55,7 @@ static void check_round_trip(const struct ws_manifest *m)
     free(second);
 }
 
-/* Puts the digest that the refusal names into the text; 0 when there is no place for it. */
+/* Inserts the digest that the error names into the text; 0 if there is no place for it. */
 static int repair(char *text, size_t size, const struct ws_error *err)
 {
     static const char key[] = "\"digest\":\"", said[] = "its digest is ";

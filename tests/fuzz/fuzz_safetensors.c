@@ -1,7 +1,6 @@
-/* Safetensors headers under libFuzzer. The input is a file. Where its length field does not fit, it is
- * set so that the field's first byte says how many data bytes follow the header: most inputs would
- * otherwise end at the first check. What is accepted must hold what the parser promises, and must
- * survive being laid out anew. */
+/* Safetensors headers under libFuzzer. The input is a file. If its length field does not fit, it is set so
+ * that the field's first byte says how many data bytes follow the header: most inputs would otherwise end at
+ * the first check. What is accepted must keep the parser's promises, and survive another layout. */
 #include "transports/format/safetensors.h"
 #include <endian.h>
 #include <stdint.h>
@@ -43,7 +42,7 @@ static void check_tensors(const struct ws_safetensors *st)
     }
 }
 
-/* No gap, no overlap, nothing behind. */
+/* No gap, no overlap, nothing behind the last. */
 static void check_cover(const struct ws_safetensors *st)
 {
     size_t bytes = (st->n_tensors + 1) * sizeof(struct ws_tensor);

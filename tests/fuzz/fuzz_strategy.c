@@ -1,6 +1,6 @@
-/* Sync infos and update requests under libFuzzer. The first byte says which of the two it is, and for which
- * strategy the reader takes it (or that the text must say); the rest is the JSON. What is accepted keeps
- * every promise of the header, and comes back the same from JSON. */
+/* Sync infos and update requests under libFuzzer. The first byte selects which of the two it is, and the
+ * reader's strategy (or that the text must name it); the rest is the JSON. What is accepted keeps every
+ * promise of the header, and comes back the same from JSON. */
 #include "backends/trainer/skyrl/strategy.h"
 #include "backends/trainer/skyrl/update_request.h"
 #include <stdint.h>
@@ -90,7 +90,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require(text != NULL);
     memcpy(text, data + 1, size - 1);
     char *exact =
-        realloc(text, size > 1 ? size - 1 : 1); /* of its very size, so that a read beyond it is seen */
+        realloc(text, size > 1 ? size - 1 : 1); /* of its exact size, so that a read beyond it is detected */
     require(exact != NULL);
     if (data[0] % 2 == 0) {
         int rc = ws_sync_info_decode(exact, size - 1, expected, &info, &err);

@@ -63,7 +63,7 @@ static void check(int rc, const struct ws_error *err)
         die(err->text);
 }
 
-/* Mappings side by side, as expandable segments are; a real driver's too. */
+/* Adjacent mappings, like expandable segments; works with a real driver too. */
 static unsigned char *reserve(size_t bytes)
 {
 #ifdef WS_HAVE_CUDA
@@ -95,7 +95,7 @@ static unsigned char *reserve(size_t bytes)
 #endif
 }
 
-/* Small ones share an allocation, as a caching allocator has it. */
+/* Small allocations share one, as with a caching allocator. */
 static unsigned char *take(size_t bytes)
 {
     struct ws_error err = {0};
@@ -138,7 +138,7 @@ UNWATCHED static void fill(uint64_t version)
             die("no memory");
         if (h->on_host)
             memcpy(h->data, host, h->elements * h->width);
-        else /* in the parameters' stream, which nobody here waits for */
+        else /* in the parameters' stream, which this process does not wait for */
             check(rank.ops->copy(rank.queue, h->data, host, h->elements * h->width, &err), &err);
         free(host);
     }

@@ -31,7 +31,7 @@ static uint64_t elements_of(const wsync_gpu_tensor *t)
     return t->piece.kind == WSYNC_RANGE ? t->piece.count : n;
 }
 
-/* Which element of the flattened tensor the i-th of the piece is. */
+/* The element of the flattened tensor that the i-th of the piece is. */
 UNWATCHED static uint64_t place_of(const wsync_gpu_tensor *t, uint64_t i)
 {
     uint64_t place = 0, step = 1;
@@ -50,7 +50,7 @@ UNWATCHED static int is_right(const wsync_gpu_tensor *t, const unsigned char *go
     for (uint64_t i = 0; i < n; i++) {
         unsigned char want[8];
         gpu_value(want, width, version, place_of(t, i), 0);
-        for (uint64_t k = 0; k < width; k++) /* no call of a function that a sanitizer looks into */
+        for (uint64_t k = 0; k < width; k++) /* no call of a function that sanitizers intercept */
             if (got[i * width + k] != want[k])
                 return 0;
     }

@@ -1,5 +1,5 @@
 /* A file to device memory by wsync_file_to_gpu, and the best pinned copy of as many bytes, in turns: load_gpu
- * FILE REPEATS. Prints a line a turn: seconds of either, and whether what arrived is what the file holds. */
+ * FILE REPEATS. Prints a line per turn: seconds of either, and whether the received bytes are the file's. */
 #include "backends/trainer/wsync.h"
 #include "transports/device/device.h"
 #include "transports/simd/copy.h"
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PIECE (256UL << 20) /* of the comparison */
+#define PIECE (256UL << 20) /* for comparisons */
 
 static const struct ws_device_ops *const ops = &ws_cuda_device;
 
@@ -30,7 +30,7 @@ static int copy(struct ws_device_queue *q, void *dst, const void *src, size_t by
     return rc == 0 ? ops->finish(q, err) : rc;
 }
 
-/* pinned: a piece of memory, and what is compared goes through it. */
+/* pinned: a piece of memory through which the compared bytes are copied. */
 static int is_right(struct ws_device_queue *q, int fd, const unsigned char *device, uint64_t bytes,
                     void *pinned, struct ws_error *err)
 {

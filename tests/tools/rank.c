@@ -31,7 +31,7 @@
 #define MAX_PARAMS   5
 #define DEFAULT_WAIT 20000
 
-/* A flattened stretch of a tensor that this rank holds. */
+/* A flattened range of a tensor that this rank holds. */
 struct part {
     uint64_t start, count;
     void *data;
@@ -44,7 +44,7 @@ static struct {
     struct part parts[MAX_PARAMS];
     size_t n;
     uint64_t dies_at; /* of 1000; over 1000: never */
-    uint64_t salt;    /* what tells the same numbers of several lineages and models apart */
+    uint64_t salt;    /* distinguishes the same numbers of several lineages and models */
 } rank = {.dies_at = 1001};
 
 static uint16_t value(uint64_t version, uint64_t i)
@@ -135,7 +135,7 @@ static void obey(char *line)
     } else if (strcmp(word, "offload") == 0 || strcmp(word, "die") == 0) {
         fill(version);
         answer(wsync_offload(rank.publisher, rank.params, rank.n, version), "offloaded", version);
-        fill(version + 1000003); /* the sources are the trainer's again at once */
+        fill(version + 1000003); /* the sources may change again at once */
     } else if (strcmp(word, "wait") == 0) {
         answer(wsync_wait_published(rank.publisher, version, DEFAULT_WAIT), "published", version);
     } else if (strcmp(word, "run") == 0) {

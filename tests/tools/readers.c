@@ -57,7 +57,7 @@ static int engine(const char *path)
         fprintf(stderr, "the two mappings differ\n");
         return 1;
     }
-    private[0] ^= 1; /* a private page of its own: nobody else may see it */
+    private[0] ^= 1; /* a private page: no other process may see it */
     if (((unsigned char *)shared)[0] == private[0]) {
         fprintf(stderr, "a private write was seen\n");
         return 1;

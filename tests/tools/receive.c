@@ -54,7 +54,7 @@ static int prepare(struct receiving *r)
     return r->data && r->came ? 0 : -ENOMEM;
 }
 
-/* What is in memory, whatever was reported. */
+/* The bytes in memory, whatever was reported. */
 static bool is_all_right(const struct receiving *r)
 {
     for (size_t f = 0; f < r->manifest->n_files; f++) {

@@ -91,7 +91,7 @@ static bool read_model(const char *name, struct model *m)
         *m = (struct model){2048, 2048, 6144, 151936};
     else if (strcmp(name, "tiny") == 0)
         *m = (struct model){64, 130, 190, 30001};
-    else /* of the small one */
+    else /* of the small model */
         *m = (struct model){1024, 2048, 3072, (uint64_t)(151936 * scale)};
     return strcmp(name, "0.6b") == 0 || strcmp(name, "1.7b") == 0 || strcmp(name, "tiny") == 0 ||
            (scale > 0 && scale < 1);
@@ -102,7 +102,7 @@ static bool has(const char *name, const char *part)
     return strstr(name, part) != NULL;
 }
 
-/* What of a tensor this rank holds: uneven where it does not divide. */
+/* This rank's part of a tensor: uneven if it does not divide. */
 static void take_piece(wsync_param *p)
 {
     const uint64_t r = trainer.rank, w = trainer.world, rows = p->shape[0], columns = p->shape[1];
@@ -126,7 +126,7 @@ static void take_piece(wsync_param *p)
     }
 }
 
-/* Distances between changes are drawn, not elements: as it would be if each were drawn by itself. */
+/* Draws distances between changes instead of each element, with the same distribution. */
 static uint64_t step(double share, bool mixed)
 {
     uint64_t n = 0;
@@ -143,7 +143,7 @@ static uint64_t step(double share, bool mixed)
     }
 }
 
-/* Like weights: signs and mantissas are noise, exponents lie close together. */
+/* Like weights: signs and mantissas are noise, exponents are close together. */
 static void fill(void)
 {
     for (uint64_t i = 0; i < trainer.elements; i++) {

@@ -32,7 +32,7 @@ static struct {
     const char *path;
     int fd;
     size_t size;
-    unsigned char *bytes; /* what was read */
+    unsigned char *bytes; /* the bytes read */
     unsigned hold_ms;
     uint64_t random;
     char wrong[512];
@@ -69,7 +69,7 @@ static uint16_t value(uint64_t content, uint64_t i)
     return (uint16_t)(i * 31 + (i >> 11) + (content + (i & 63)) / 64);
 }
 
-/* The content that the first 64 elements at p are of; CONTENTS: of none. */
+/* The content of the first 64 elements at p; CONTENTS: none. */
 static uint64_t content_at(const unsigned char *p)
 {
     uint16_t first, v;
@@ -117,7 +117,7 @@ static bool check_tensor(const struct ws_tensor *t, const unsigned char *bytes, 
     return true;
 }
 
-/* The content of the whole file; CONTENTS: it is not of one. */
+/* The content of the whole file; CONTENTS: not a single one. */
 static uint64_t check(const unsigned char *bytes)
 {
     struct ws_safetensors *st = NULL;
@@ -190,18 +190,18 @@ static int read_uring(void)
             errno = -cqe->res;
             rc = fail("io_uring");
         } else if ((uint64_t)cqe->res != cqe->user_data) {
-            errno = EIO; /* a short read is for the caller to go on with: this one does not */
+            errno = EIO; /* a short read is the caller's to continue: this one does not */
             rc = cqe->res == 0 ? is_wrong("io_uring", done) : fail("io_uring, short");
         }
         done += cqe->res > 0 ? (size_t)cqe->res : 0;
         io_uring_cqe_seen(&ring, cqe);
         waiting--;
     }
-    io_uring_queue_exit(&ring); /* waits for those under way: they write into our memory */
+    io_uring_queue_exit(&ring); /* waits for pending reads, which write into our memory */
     return rc;
 }
 
-/* Moves what fits of [at, at + n) into a pipe or a socket; the count, 0: nothing was there, -1. */
+/* Moves what fits of [at, at + n) into a pipe or a socket; returns the count, 0: nothing was there, -1. */
 typedef ssize_t mover(int in, size_t at, size_t n, int out);
 
 static ssize_t by_splice(int in, size_t at, size_t n, int out)
@@ -227,7 +227,7 @@ static int take(int from, unsigned char *to, size_t n)
     return 0;
 }
 
-/* All of it, and then a piece that is left there for a while when the file is closed. */
+/* Reads all of it, and then leaves a piece there for a while after the file is closed. */
 static int move(mover *by, const char *where, const int ends[2])
 {
     for (size_t at = 0; at < job.size;) {
