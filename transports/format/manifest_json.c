@@ -279,7 +279,7 @@ static int read_members(struct reading *r, struct ws_error *err)
 }
 
 /* Everything has been read; is it a manifest that this program can use, and undamaged? */
-static int settle(struct reading *r, struct ws_error *err)
+static int finish_manifest(struct reading *r, struct ws_error *err)
 {
     struct ws_manifest *m = r->m, *named;
     int rc;
@@ -329,7 +329,7 @@ int ws_manifest_from_json(const char *json, size_t len, struct ws_manifest **out
     ws_json_start(&r.j, json, len);
     rc = read_members(&r, err);
     if (rc == 0)
-        rc = settle(&r, err);
+        rc = finish_manifest(&r, err);
     hashes_reset(&r.hashes);
     if (rc == 0) {
         *out = r.m;

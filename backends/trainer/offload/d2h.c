@@ -256,7 +256,7 @@ int ws_d2h_copy_direct(struct ws_d2h *c, int device, const struct ws_box_extents
 
 /* Alike in its low bits to where it goes, so that the kernel's words and the copies are aligned on both
  * sides; what is small stands close together. More than ws_d2h_staging_bytes for a span is never taken. */
-static unsigned char *take(unsigned char *buffer, uint64_t *used, const void *to, uint64_t bytes)
+static unsigned char *allocate_staging(unsigned char *buffer, uint64_t *used, const void *to, uint64_t bytes)
 {
     const uint64_t line = bytes < SMALL ? SMALL_LINE : LINE;
     uint64_t at = ((*used + line - 1) & ~(line - 1)) + ((uintptr_t)to & (line - 1));
@@ -274,7 +274,7 @@ unsigned char *ws_d2h_stage(struct ws_d2h *c, int device, unsigned char *to, uin
 {
     struct lane *l;
     struct round *r = round_of(c, device, &l);
-    unsigned char *staged = take(r->staged, &r->n_staged, to, bytes);
+    unsigned char *staged = allocate_staging(r->staged, &r->n_staged, to, bytes);
     return afters_append(&r->afters, (struct after){to, staged, bytes}) == 0 ? staged : NULL;
 }
 
@@ -283,8 +283,8 @@ unsigned char *ws_d2h_bounce(struct ws_d2h *c, int device, uint64_t bytes, const
 {
     struct lane *l;
     struct round *r = round_of(c, device, &l);
-    unsigned char *staged = take(r->staged, &r->n_staged, NULL, bytes),
-                  *to = take(r->bounce, &r->n_bounced, NULL, bytes);
+    unsigned char *staged = allocate_staging(r->staged, &r->n_staged, NULL, bytes),
+                  *to = allocate_staging(r->bounce, &r->n_bounced, NULL, bytes);
     struct after *last = r->afters.len ? &r->afters.ptr[r->afters.len - 1] : NULL;
     *at = to;
     if (last && to >= last->to && (uint64_t)(to - last->to) == (uint64_t)(staged - last->staged) &&
@@ -337,7 +337,7 @@ int ws_d2h_copy_raw(struct ws_d2h *c, int device, const struct ws_box_extents *r
     struct lane *l;
     struct ws_box_cursor cursor;
     struct round *r = round_of(c, device, &l);
-    unsigned char *to = take(r->bounce, &r->n_bounced, NULL, bytes);
+    unsigned char *to = allocate_staging(r->bounce, &r->n_bounced, NULL, bytes);
     ws_box_cursor_seek(&cursor, raw, src, from, bytes);
     c->raw += bytes;
     *at = to;

@@ -118,7 +118,7 @@ const char *ws_pinned_slots_why_not(const struct ws_pinned_slots *set)
     return set->why_not;
 }
 
-static bool is_in(const json_t *slots, uint64_t slot)
+static bool contains_slot(const json_t *slots, uint64_t slot)
 {
     for (size_t i = 0; i < json_array_size(slots); i++)
         if ((uint64_t)json_integer_value(json_array_get(slots, i)) == slot)
@@ -130,7 +130,7 @@ void ws_pinned_slots_retain(struct ws_pinned_slots *set, const json_t *slots)
 {
     for (struct pinned *k = LIST_FIRST(&set->all), *next; slots && k; k = next) {
         next = LIST_NEXT(k, entry);
-        if (!is_in(slots, k->slot))
+        if (!contains_slot(slots, k->slot))
             release_mapping(k);
     }
 }
@@ -139,7 +139,7 @@ json_t *ws_pinned_slots_to_json(const struct ws_pinned_slots *set)
 {
     json_t *all = json_array();
     for (const struct pinned *k = LIST_FIRST(&set->all); k; k = LIST_NEXT(k, entry))
-        if (!is_in(all, k->slot))
+        if (!contains_slot(all, k->slot))
             json_array_append_new(all, json_integer((json_int_t)k->slot));
     return all;
 }

@@ -157,7 +157,7 @@ int ws_update_request_check(const wsync_update_request *r, struct ws_error *err)
     return rc == 0 ? check_memory(r, s, err) : rc;
 }
 
-static int take(wsync_update_request *out, const wsync_update_request *given, struct ws_error *err)
+static int copy_checked(wsync_update_request *out, const wsync_update_request *given, struct ws_error *err)
 {
     int rc = ws_struct_abi_copy(out, sizeof(*out), given, "wsync_update_request", err);
     if (rc == 0 && (rc = ws_update_request_check(out, err)) < 0)
@@ -251,7 +251,7 @@ int ws_update_request_encode(const wsync_update_request *given, char **json, str
     char *text = NULL;
     size_t length = 0;
     *json = NULL;
-    int rc = take(&r, given, err);
+    int rc = copy_checked(&r, given, err);
     if (rc < 0)
         return rc;
     FILE *f = open_memstream(&text, &length);

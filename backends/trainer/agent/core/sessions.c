@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define RANDOM_RUN_BYTES 8
-#define LOOK_NS          (500 * WS_MS_NS)
+#define POLL_NS          (500 * WS_MS_NS)
 
 void ws_session_end(struct ws_agent *a, struct ws_session *c, const char *how)
 {
@@ -47,7 +47,7 @@ void ws_session_end(struct ws_agent *a, struct ws_session *c, const char *how)
 
 bool ws_session_wait(struct ws_agent *a, const struct ws_session *c, uint64_t deadline_ns)
 {
-    const uint64_t soon = ws_clock_ns() + LOOK_NS;
+    const uint64_t soon = ws_clock_ns() + POLL_NS;
     if (ws_ipc_peer_is_gone(c->peer))
         return false;
     return ws_agent_wait(a, soon < deadline_ns ? soon : deadline_ns) ||

@@ -35,7 +35,7 @@
 
 #define MAX_LEASES 4096 /* of one version */
 #define YEAR_MS    31536000000ULL
-#define LOOK_NS    500000000ULL /* after processes that ended without their connection */
+#define POLL_NS    500000000ULL /* after processes that ended without their connection */
 
 static const char *body_text(const struct ws_rank_call *q, const char *key)
 {
@@ -152,7 +152,7 @@ static int do_share_fds(struct ws_rank_call *q, struct ws_error *err)
 }
 
 /* Ends this rank's versions. Returns one that readers still have open, or NULL. Under lock. */
-static struct ws_gpu_version *take_back(struct ws_rank_call *q, bool *announce)
+static struct ws_gpu_version *end_rank_versions(struct ws_rank_call *q, bool *announce)
 {
     const bool all = !json_object_get(q->body, "version");
     const uint64_t version = ws_agent_number(q->body, "version", 0);
@@ -183,13 +183,14 @@ static int do_unshare(struct ws_rank_call *q, struct ws_error *err)
     char holders[512];
     int rc = 0;
     pthread_mutex_lock(&q->a->lock);
-    (void)take_back(q, &announce);
+    (void)end_rank_versions(q, &announce);
     if (announce) {
         pthread_mutex_unlock(&q->a->lock);
         ws_agent_announce(q->a);
         pthread_mutex_lock(&q->a->lock);
     }
-    while (rc == 0 && (left = take_back(q, &announce))) { /* anew: the lock is given up while it waits */
+    while (rc == 0 &&
+           (left = end_rank_versions(q, &announce))) { /* anew: the lock is given up while it waits */
         now = ws_clock_ns();
         ws_gpu_version_holders(left, holders, sizeof(holders));
         if (atomic_load(&q->a->stop) || ws_ipc_peer_is_gone(q->peer))
@@ -198,7 +199,7 @@ static int do_unshare(struct ws_rank_call *q, struct ws_error *err)
             rc = ws_error_set(err, ETIMEDOUT, "version %" PRIu64 " is still open on GPUs, by %s",
                               left->version, holders);
         else
-            (void)ws_agent_wait(q->a, now + LOOK_NS < deadline ? now + LOOK_NS : deadline);
+            (void)ws_agent_wait(q->a, now + POLL_NS < deadline ? now + POLL_NS : deadline);
     }
     pthread_mutex_unlock(&q->a->lock);
     return rc;

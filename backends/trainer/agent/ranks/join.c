@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* On a node that is not the primary's the primary settles it. */
+/* On a node that is not the primary's the primary decides it. */
 static int set_run(struct ws_agent *a, struct ws_agent_model *m, const json_t *body, struct ws_error *err)
 {
     const char *lineage = json_string_value(json_object_get(body, "run"));
@@ -32,7 +32,8 @@ static int set_run(struct ws_agent *a, struct ws_agent_model *m, const json_t *b
 }
 
 /* The session that keeps a rank from joining: one with its number, or one of a group of another size. */
-static const struct ws_session *in_the_way(const struct ws_agent_model *m, unsigned rank, unsigned world_size)
+static const struct ws_session *blocking_session(const struct ws_agent_model *m, unsigned rank,
+                                                 unsigned world_size)
 {
     if (m->world_size == world_size)
         return m->ranks[rank];
@@ -43,8 +44,8 @@ static const struct ws_session *in_the_way(const struct ws_agent_model *m, unsig
 }
 
 /* The same of ranks on other nodes, at the primary. */
-static const struct ws_group_node *other_node(const struct ws_agent_model *m, unsigned rank,
-                                              unsigned world_size)
+static const struct ws_group_node *blocking_node(const struct ws_agent_model *m, unsigned rank,
+                                                 unsigned world_size)
 {
     if (m->world_size == world_size)
         return ws_group_remote_node(m, rank);
@@ -75,8 +76,8 @@ int ws_rank_join(struct ws_agent *a, struct ws_agent_model *m, struct ws_session
                  uint64_t deadline, const json_t *body, struct ws_error *err)
 {
     const struct ws_group_node *node = NULL;
-    for (const struct ws_session *other; (other = in_the_way(m, c->rank, world_size)) ||
-                                         (node = other_node(m, c->rank, world_size)) || m->preparing;)
+    for (const struct ws_session *other; (other = blocking_session(m, c->rank, world_size)) ||
+                                         (node = blocking_node(m, c->rank, world_size)) || m->preparing;)
         if (other && ws_ipc_peer_is_gone(other->peer))
             ws_session_end(a, m->ranks[other->rank], "ended");
         else if (!ws_session_wait(a, c, deadline))

@@ -49,9 +49,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define DYING_NS       (10 * WS_SECOND_NS) /* for the rest of a process to be torn down */
-#define COMING_BACK_NS (5 * WS_SECOND_NS)  /* for a launcher that starts the one rank anew */
-#define DYING_STEP_NS  (50 * WS_MS_NS)
+#define TEARDOWN_NS      (10 * WS_SECOND_NS) /* for the rest of a process to be torn down */
+#define RESTART_NS       (5 * WS_SECOND_NS)  /* for a launcher that starts the one rank anew */
+#define TEARDOWN_POLL_NS (50 * WS_MS_NS)
 
 /* --- begin --- */
 
@@ -440,12 +440,12 @@ static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, 
 
 /* A rank whose connection ended before it began a version that others write. A publisher that was closed may
  * be opened again and begin it; a process that is dead cannot, and the other ranks get the error. Its
- * connection ends a little before the process does. A launcher that restarts the rank has COMING_BACK_NS: the
+ * connection ends a little before the process does. A launcher that restarts the rank has RESTART_NS: the
  * new process begins the version, and what the other ranks have committed is used. */
 static void report_death(struct ws_agent *a, struct ws_agent_model *m, unsigned rank,
                          const struct ws_ipc_peer *peer, const struct ws_version_id *version)
 {
-    const uint64_t began = ws_clock_ns(), until = began + DYING_NS + COMING_BACK_NS;
+    const uint64_t began = ws_clock_ns(), until = began + TEARDOWN_NS + RESTART_NS;
     char why[128];
     snprintf(why, sizeof(why), "rank %u (process %d) ended before it had begun", rank, (int)peer->pid);
     pthread_mutex_lock(&a->lock);
@@ -453,11 +453,11 @@ static void report_death(struct ws_agent *a, struct ws_agent_model *m, unsigned 
         if (!m->writing || m->writing_version != version->version ||
             strcmp(m->writing->lineage, version->lineage) != 0 || rank >= m->world_size || m->ranks[rank])
             break; /* the version has ended, or the rank came back */
-        dead = ws_clock_ns() - began >= COMING_BACK_NS && ws_ipc_peer_is_dead(peer);
+        dead = ws_clock_ns() - began >= RESTART_NS && ws_ipc_peer_is_dead(peer);
         if (dead)
             ws_agent_model_abandon(a, m, why);
         else
-            (void)ws_agent_wait(a, ws_clock_ns() + DYING_STEP_NS);
+            (void)ws_agent_wait(a, ws_clock_ns() + TEARDOWN_POLL_NS);
     }
     pthread_mutex_unlock(&a->lock);
 }

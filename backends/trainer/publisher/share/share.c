@@ -21,9 +21,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STREAMS     64        /* the most streams that a search looks back through */
-#define PATIENCE_MS 2000      /* for readers of a buffer that the next version needs */
-#define LOOK_NS     10000000L /* between two looks at the lock, where the agent cannot name the readers */
+#define STREAMS            64        /* the most streams that a search looks back through */
+#define READERS_TIMEOUT_MS 2000      /* for readers of a buffer that the next version needs */
+#define LOCK_POLL_NS       10000000L /* between two looks at the lock, where the agent cannot name the readers */
 
 /* --- life --- */
 
@@ -94,12 +94,12 @@ int ws_publisher_share_queue(struct ws_publisher_share *s, int device, struct ws
     return rc;
 }
 
-/* --- giving up --- */
+/* --- unsharing --- */
 
 /* Waits until no process holds the lock any more. */
 static int wait_for_holders(const struct ws_publisher_share_set *set, uint64_t deadline, struct ws_error *err)
 {
-    const struct timespec step = {.tv_nsec = LOOK_NS};
+    const struct timespec step = {.tv_nsec = LOCK_POLL_NS};
     while (flock(set->lock_fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno != EWOULDBLOCK && errno != EINTR)
             return ws_error_set(err, errno, "cannot see which processes have version %" PRIu64 " on GPUs: %s",
@@ -116,8 +116,8 @@ static int wait_for_holders(const struct ws_publisher_share_set *set, uint64_t d
 }
 
 /* Waits until no reader has the set's memory. timeout_ms negative: no limit. */
-static int give_up(struct wsync_publisher *p, struct ws_publisher_share_set *set, int64_t timeout_ms,
-                   struct ws_error *err)
+static int unshare_set(struct wsync_publisher *p, struct ws_publisher_share_set *set, int64_t timeout_ms,
+                       struct ws_error *err)
 {
     struct ws_error why;
     uint64_t deadline = timeout_ms < 0 ? UINT64_MAX : ws_clock_ms() + (uint64_t)timeout_ms;
@@ -156,7 +156,7 @@ int wsync_unshare(wsync_publisher *p, int timeout_ms)
     ws_publisher_lock(p);
     ws_on_demand_make_requested(p);
     for (size_t i = 0; rc == 0 && i < 2; i++)
-        rc = give_up(p, &p->share->sets[i], timeout_ms, err);
+        rc = unshare_set(p, &p->share->sets[i], timeout_ms, err);
     ws_publisher_unlock(p);
     return rc;
 }
@@ -169,7 +169,7 @@ void ws_publisher_share_close(struct wsync_publisher *p)
     ws_on_demand_stop(p);
     for (size_t i = 0; s && i < 2; i++) {
         struct ws_publisher_share_set *set = &s->sets[i];
-        if (give_up(p, set, 0, &ignored) == 0)
+        if (unshare_set(p, set, 0, &ignored) == 0)
             ws_publisher_share_free_buffers(s, set);
         ws_on_demand_forget(set);
         free(set->buffers);
@@ -245,7 +245,7 @@ static int collect(struct wsync_publisher *p, struct ws_publisher_share_offer *o
 }
 
 /* Does the queue wait for this stream already? Neighbours mostly have the same stream. */
-static bool is_followed(const struct ws_publisher_share_offer *o, size_t i)
+static bool is_ordered(const struct ws_publisher_share_offer *o, size_t i)
 {
     for (size_t k = i; k > 0 && i - k < STREAMS; k--)
         if (o->pieces[k - 1].device == o->pieces[i].device && o->pieces[k - 1].stream == o->pieces[i].stream)
@@ -254,13 +254,13 @@ static bool is_followed(const struct ws_publisher_share_offer *o, size_t i)
 }
 
 /* Queues wait for the streams that write the pieces. */
-static int follow_all(struct ws_publisher_share *s, const struct ws_publisher_share_offer *o,
-                      struct ws_error *err)
+static int order_after_streams(struct ws_publisher_share *s, const struct ws_publisher_share_offer *o,
+                               struct ws_error *err)
 {
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < o->n_pieces; i++) {
         struct ws_device_queue *q;
-        if (is_followed(o, i))
+        if (is_ordered(o, i))
             continue;
         rc = ws_publisher_share_queue(s, o->pieces[i].device, &q, err);
         if (rc == 0)
@@ -410,18 +410,18 @@ static void free_offer(struct ws_publisher_share_offer *o)
 }
 
 /* Frees the set's memory for the next version. A version on demand has no other place, and waits. Another one
- * is not shared if readers keep the memory for PATIENCE_MS, or were waited for before: -EBUSY. */
-static int make_free(struct wsync_publisher *p, struct ws_publisher_share_set *set, struct ws_error *err)
+ * is not shared if readers keep the memory for READERS_TIMEOUT_MS, or were waited for before: -EBUSY. */
+static int reclaim_memory(struct wsync_publisher *p, struct ws_publisher_share_set *set, struct ws_error *err)
 {
     struct ws_error ignored;
     if (!p->share->packed) { /* the memory is the caller's and stays: only marks are given back */
-        (void)give_up(p, set, 0, &ignored);
+        (void)unshare_set(p, set, 0, &ignored);
         return 0;
     }
-    int64_t patience = p->timeout_ms;
-    if (!p->share->on_demand && patience > PATIENCE_MS)
-        patience = PATIENCE_MS;
-    int rc = give_up(p, set, set->stuck ? 0 : patience, err);
+    int64_t timeout_ms = p->timeout_ms;
+    if (!p->share->on_demand && timeout_ms > READERS_TIMEOUT_MS)
+        timeout_ms = READERS_TIMEOUT_MS;
+    int rc = unshare_set(p, set, set->stuck ? 0 : timeout_ms, err);
     set->stuck = rc == -ETIMEDOUT && !p->share->on_demand;
     if (rc == -ETIMEDOUT) {
         err->code = EBUSY;
@@ -431,8 +431,8 @@ static int make_free(struct wsync_publisher *p, struct ws_publisher_share_set *s
 }
 
 /* On demand nothing else follows: the version is announced when all ranks have come here. */
-static int conclude(struct wsync_publisher *p, struct ws_publisher_share_set *set, int rc,
-                    struct ws_error *err)
+static int finish_on_demand(struct wsync_publisher *p, struct ws_publisher_share_set *set, int rc,
+                            struct ws_error *err)
 {
     struct ws_error ignored;
     if (rc == 0)
@@ -443,12 +443,12 @@ static int conclude(struct wsync_publisher *p, struct ws_publisher_share_set *se
     if (rc == 0)
         p->share->turn ^= p->share->packed;
     else
-        (void)give_up(p, set, 0, &ignored);
+        (void)unshare_set(p, set, 0, &ignored);
     return rc;
 }
 
 /* Where memory cannot be shared the version is published all the same: readers fetch it from the host. */
-static void go_without(struct wsync_publisher *p, const struct ws_error *why)
+static void log_unshared(struct wsync_publisher *p, const struct ws_error *why)
 {
     struct ws_publisher_share *s = p->share;
     if (strcmp(s->refused, why->text) != 0)
@@ -472,15 +472,15 @@ int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, str
     if (rc == 0 && (o.n_pieces > 0 || s->on_demand)) {
         struct ws_publisher_share_set *set = &s->sets[s->packed ? s->turn : 0];
         ws_on_demand_make_requested(p);
-        rc = make_free(p, set, err);
+        rc = reclaim_memory(p, set, err);
         if (rc == -EBUSY && !s->on_demand) { /* the next version takes the other one */
-            go_without(p, err);
+            log_unshared(p, err);
             s->turn ^= 1;
             free_offer(&o);
             return 0;
         }
         if (rc == 0)
-            rc = follow_all(s, &o, err);
+            rc = order_after_streams(s, &o, err);
         if (rc == 0)
             rc = s->packed ? ws_publisher_share_packed(p, set, &o, err)
                            : ws_publisher_share_segments(s, &o, err);
@@ -491,11 +491,11 @@ int ws_publisher_share(struct wsync_publisher *p, const wsync_param *params, str
         if (rc == 0)
             rc = send_offer(p, set, &o, err);
         if (rc == -EOPNOTSUPP && !s->on_demand) {
-            go_without(p, err);
-            rc = give_up(p, set, 0, err);
+            log_unshared(p, err);
+            rc = unshare_set(p, set, 0, err);
         }
         if (s->on_demand)
-            rc = conclude(p, set, rc, err);
+            rc = finish_on_demand(p, set, rc, err);
     }
     free_offer(&o);
     return rc;
