@@ -9,18 +9,22 @@
 #include "transports/protocol/source.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define FIRST_AGAIN_NS (3 * WS_SECOND_NS) /* before a version that could not be switched to is tried again */
 #define LAST_AGAIN_NS  (300 * WS_SECOND_NS) /* ... and at most */
 #define PREPARE_S      86400                /* the agent's deadline is shorter */
+#define PARTS_TRIES    200 /* for a version whose parts the agents list one after the other: 10 s */
+#define PARTS_MS       50
 
 /* --- what is to be done, with references of its own --- */
 
 struct follow_job {
     struct ws_control *control;
-    uint64_t release; /* 0: a published version is followed */
+    uint64_t release;        /* 0: a published version is followed */
+    struct ws_version_id to; /* what is to be prepared, or fetched */
     size_t n;
     struct ws_switch_item items[];
 };
@@ -33,7 +37,7 @@ static struct follow_job *job_new(struct ws_control *c, size_t room)
     return job;
 }
 
-/* Takes the reference of v over. */
+/* Takes the reference of v over. NULL: it is looked for later. */
 static void job_add(struct follow_job *job, struct ws_controller *ctl, struct ws_model *m,
                     struct ws_version *v)
 {
@@ -65,6 +69,25 @@ static struct ws_version *find(struct ws_model *m, const struct ws_version_id *t
     if (!v) {
         snprintf(name, sizeof(name), "%" PRIu64 "@%s", to->version, to->lineage);
         v = ws_version_find(m, name, err);
+    }
+    return v;
+}
+
+/* A model that is made of parts is listed by several agents; what one of them orders is whole here only when the
+ * others have listed their parts, too. */
+static bool is_made_of_parts(struct ws_model *m)
+{
+    char missing[WS_ERROR_TEXT / 2];
+    return ws_model_missing_parts(m, missing, sizeof(missing));
+}
+
+static struct ws_version *find_when_whole(const struct ws_control *c, struct ws_model *m,
+                                          const struct ws_version_id *to, struct ws_error *err)
+{
+    struct ws_version *v = find(m, to, err);
+    for (int i = 0; !v && i < PARTS_TRIES && is_made_of_parts(m) && !atomic_load(&c->stop); i++) {
+        (void)poll(NULL, 0, PARTS_MS);
+        v = find(m, to, err);
     }
     return v;
 }
@@ -233,7 +256,7 @@ static void add_released(void *arg, struct ws_model *m)
     bool served = v && v == current && !ctl->switching && ws_controller_is_certain(ctl) &&
                   ctl->generation == generation && ctl->answered_release != o.released_by;
     pthread_mutex_unlock(&g->control->lock);
-    if (!v)
+    if (!v && !is_made_of_parts(m)) /* else it is found when the last of them is listed */
         report_missing(g->control, ctl, m, &o);
     if (served)
         answer(g->control, ctl, m, o.released_by);
@@ -348,25 +371,34 @@ static int prepare_release(struct ws_control *c, const struct ws_switch_item *p,
     return rc < 0 ? rc : ws_switch_prepare(c, p, o, err);
 }
 
+static int prepare_item(const struct follow_job *job, struct ws_switch_item *p, struct ws_error *err)
+{
+    struct ws_control *c = job->control;
+    const struct ws_switch_options o = {.deadline_s = PREPARE_S};
+    p->version = find_when_whole(c, p->model, &job->to, err);
+    if (!p->version)
+        return -err->code; /* an old version, as one that went before this mount heard of the release */
+    int rc = job->release ? prepare_release(c, p, &o, err)
+                          : ws_switch_pull(c, p->version, WS_PRIORITY_SWITCH, &o, err);
+    if (rc < 0)
+        (void)ws_controller_fail(c, p->controller,
+                                 job->release ? "prepare a release" : "fetch for another mount", err);
+    ws_controller_event(c, p->controller, "%s model=%s version=%" PRIu64 " result=%s",
+                        job->release ? "prepared" : "fetched", p->controller->name,
+                        ws_version_number(p->version), rc < 0 ? ws_errno_name(-rc) : "ok");
+    return rc;
+}
+
 static void prepare(void *arg)
 {
     struct follow_job *job = arg;
     struct ws_control *c = job->control;
-    const struct ws_switch_item *p = &job->items[0];
-    const struct ws_switch_options o = {.deadline_s = PREPARE_S};
+    struct ws_switch_item *p = &job->items[0];
     struct ws_error err = {0};
-    int rc = job->release ? prepare_release(c, p, &o, &err)
-                          : ws_switch_pull(c, p->version, WS_PRIORITY_SWITCH, &o, &err);
-    if (rc < 0)
-        (void)ws_controller_fail(c, p->controller,
-                                 job->release ? "prepare a release" : "fetch for another mount", &err);
-    ws_controller_event(c, p->controller, "%s model=%s version=%" PRIu64 " result=%s",
-                        job->release ? "prepared" : "fetched", p->controller->name,
-                        ws_version_number(p->version), rc < 0 ? ws_errno_name(-rc) : "ok");
-    const struct ws_version_id to = ws_version_id(p->version);
+    int rc = prepare_item(job, p, &err);
     if (job->release)
         record_prepared(c, p->controller, job->release);
-    ws_presence_report(c, p->controller, p->model, &to,
+    ws_presence_report(c, p->controller, p->model, &job->to,
                        rc < 0         ? "failed"
                        : job->release ? "prepared"
                                       : "fetched",
@@ -377,20 +409,13 @@ static void prepare(void *arg)
 static void start_preparing(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
                             const struct ws_version_id *to, uint64_t release)
 {
-    struct ws_error err = {0};
-    struct ws_version *v = find(m, to, &err);
-    struct follow_job *job = v ? job_new(c, 1) : NULL;
-    if (job) {
-        job->release = release;
-        job_add(job, ctl, m, v);
-        start(job, prepare);
-    } else if (v) {
-        ws_version_put(v);
-    } else { /* it went before this mount heard of it: no agent should wait */
-        if (release)
-            record_prepared(c, ctl, release);
-        ws_presence_report(c, ctl, m, to, "failed", err.text);
-    }
+    struct follow_job *job = job_new(c, 1);
+    if (!job)
+        return;
+    job->release = release;
+    job->to = *to;
+    job_add(job, ctl, m, NULL);
+    start(job, prepare);
 }
 
 void ws_follow_desired(struct ws_control *c, struct ws_model *m)

@@ -1,5 +1,5 @@
 # beside others
-# timeout: 415, takes: 90
+# timeout: 415, takes: 100
 """A trainer on two nodes with two ranks each, and two inference nodes, each in its own network namespace: mounts must show the same
 bytes as a single rank publishes of the same tensors."""
 import errno
@@ -174,6 +174,32 @@ def test_release():
     for node, engine in zip(INFERENCE, engines):
         with w.net.inside(node):
             assert engine.serves() == "2"
+
+
+def test_late_part():
+    "a release reaches a mount before one agent's listing of the version does: the mount waits for that part"
+    w = World()
+    w.publish(1)
+    mount = w.mount("i0")
+    mount.wait_version("actor", 1)
+    with w.net.inside("i0"):
+        engine = Engine(mount.file("actor/1"))
+    mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
+    mount.write("follow", "actor/policy")
+    wait_for(lambda: [m for m in w.get("t0", w.a0, "/v1/actor/mounts") if m["engines"] == 1 and m["follows"]], "the mount")
+    w.net.ip("t1", "route add blackhole 10.77.0.3")  # i0, which hears nothing of t1 from now on
+    w.publish(2)
+    wait_for(lambda: f"2 lacks part 2 of 2 (of the agent {T1}" in mount.text("actor/status"), "the first part")
+    with w.net.inside("t0"):
+        release = subprocess.Popen([WSYNC, "release", "--agent", w.a0.url, "--token-file", w.token, "--wait", str(60 * SLOW), "actor", "2"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    time.sleep(1)
+    assert release.poll() is None, release.stdout.read()
+    w.net.ip("t1", "route del blackhole 10.77.0.3")
+    said = release.communicate(timeout=90 * SLOW)[0]
+    assert release.returncode == 0 and "released: 1 mount serves it" in said, said
+    with w.net.inside("i0"):
+        assert engine.serves() == "2"
 
 
 def test_missing_agent():
