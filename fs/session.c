@@ -231,6 +231,23 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
     return rc;
 }
 
+/* Where another daemon was faster, its mount is not covered. */
+static int mount_session(struct ws_fs *fs, struct ws_error *err)
+{
+    const struct ws_mount_options *o = &fs->options;
+    const int turn = ws_place_turn(o->mountpoint);
+    int rc = ws_place_check(o->mountpoint, err);
+    errno = 0;
+    if (rc == 0 && fuse_session_mount(fs->session, o->mountpoint) != 0)
+        rc = ws_error_set(
+            err, errno ? errno : EIO, "cannot mount on %s: %s%s", o->mountpoint,
+            errno ? strerror(errno) : "libfuse said why above",
+            o->allow_other && geteuid() ? "; allow_other needs user_allow_other in /etc/fuse.conf" : "");
+    if (turn >= 0)
+        close(turn);
+    return rc;
+}
+
 static int start_session(struct ws_fs *fs, struct ws_error *err)
 {
     struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
@@ -256,12 +273,10 @@ static int start_session(struct ws_fs *fs, struct ws_error *err)
         return ws_error_set(err, EIO, "libfuse did not start a session");
     if (ws_invalidate_start(fs) < 0)
         return ws_error_set(err, EAGAIN, "cannot start a thread");
-    if (fuse_session_mount(fs->session, o->mountpoint) != 0)
-        return ws_error_set(
-            err, errno ? errno : EIO, "cannot mount on %s: %s%s", o->mountpoint,
-            errno ? strerror(errno) : "libfuse said why above",
-            o->allow_other && geteuid() ? "; allow_other needs user_allow_other in /etc/fuse.conf" : "");
-    int rc = ws_place_record(&fs->place, o->mountpoint, fuse_session_fd(fs->session));
+    int rc = mount_session(fs, err);
+    if (rc < 0)
+        return rc;
+    rc = ws_place_record(&fs->place, o->mountpoint, fuse_session_fd(fs->session));
     return rc < 0 ? ws_error_set(err, -rc, "cannot mount on %s: what is there now cannot be told: %s",
                                  o->mountpoint, strerror(-rc))
                   : 0;
@@ -351,7 +366,6 @@ static int run(const struct ws_mount_options *o, void (*ready)(void), int ready_
     clock_gettime(CLOCK_REALTIME, &fs.start);
     fs.reads = choose_reads(o, why, sizeof(why));
     describe_reads(&fs, why);
-    errno = 0;
     rc = start_session(&fs, err);
     if (rc == 0)
         rc = start_store(&fs, err);

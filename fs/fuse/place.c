@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -21,6 +22,7 @@
 #define MOUNTS_BYTES (64UL << 10) /* of one read; mostly enough for all */
 #define BUSY_TRIES   9            /* of an unmount, BUSY_NS apart, twice as long each time: 2.5 s in all */
 #define BUSY_NS      10000000L
+#define TURN_TRIES   500 /* BUSY_NS apart */
 
 WS_VECTOR(chars, char);
 
@@ -68,6 +70,16 @@ int ws_place_check(const char *at, struct ws_error *err)
     if (rc < 0)
         return ws_error_set(err, -rc, "cannot mount on %s: %s", at, strerror(-rc));
     return 0;
+}
+
+int ws_place_turn(const char *at)
+{
+    const struct timespec wait = {.tv_nsec = BUSY_NS};
+    const int fd = open(at, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (int i = 0; fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK && i < TURN_TRIES;
+         i++)
+        (void)nanosleep(&wait, NULL); /* a stranger may hold it for longer than any mount takes */
+    return fd;
 }
 
 /* The device that is on top there, without a request to the daemon that serves it. */

@@ -17,6 +17,9 @@ struct ws_place {
 /* Can it be mounted on? A dead mount of wsync is taken away, and nothing else. -EBUSY: a live one is there;
  * -ENODEV: no /dev/fuse. */
 WS_MUST_USE int ws_place_check(const char *at, struct ws_error *err);
+/* Daemons that mount there at the same moment take turns: from here on until the caller closes what this returns, others
+ * wait. Whoever has it looks again by ws_place_check. -1: the folder cannot be opened, and the caller goes on without. */
+WS_MUST_USE int ws_place_turn(const char *at);
 /* After the mount: remembers what it is. -errno. */
 WS_MUST_USE int ws_place_record(struct ws_place *p, const char *at, int connection);
 /* Is it at its path at all, on top or below another? 1, 0, or -EAGAIN: that cannot be told now. mounts:

@@ -164,6 +164,12 @@ char *mounts_read(const char *format, ...)
     return text.ptr;
 }
 
+const char *mounts_hint(int code)
+{
+    return code == ENOTCONN || code == ECONNABORTED ? "; its daemon died: 'wsync mount' over it recovers it"
+                                                    : "";
+}
+
 int mounts_write(const char *path, const char *text)
 {
     int fd = open(path, O_WRONLY | O_CLOEXEC);
@@ -209,8 +215,7 @@ int mounts_each_folder(const char *path, bool may_be_gone, int (*visit)(void *ar
     if (n < 0 && errno == ENOENT && may_be_gone)
         return CLI_OK;
     if (n < 0)
-        return cli_fail("cannot list %s: %s%s", path, strerror(errno),
-                        errno == ENOTCONN ? "; its daemon died: 'wsync mount' over it recovers it" : "");
+        return cli_fail("cannot list %s: %s%s", path, strerror(errno), mounts_hint(errno));
     int code = CLI_OK;
     for (int i = 0; i < n; i++) {
         if (code == CLI_OK)

@@ -19,6 +19,8 @@ bool mounts_find(const char *path, char mount[PATH_MAX], char below[PATH_MAX]);
 const char *mounts_follow(const char *path, char out[PATH_MAX]);
 /* A whole control file as malloc'ed text; NULL with errno. path is formatted. */
 __attribute__((format(printf, 1, 2))) char *mounts_read(const char *format, ...);
+/* What may be added to an error of a mount: its daemon died, if that is what the errno means, or nothing. */
+const char *mounts_hint(int code);
 /* Writes one command; 0 or -errno. */
 int mounts_write(const char *path, const char *text);
 /* Calls visit with the name of each folder in path, numbers in their order, until one call fails. may_be_gone: it is no

@@ -111,8 +111,8 @@ static int run_events(const struct cli_args *args)
     for (;;) {
         char *text = model ? mounts_read("%s/%s/events", mount, model) : mounts_read("%s/events", mount);
         if (!text) {
-            const int code = cli_fail("cannot read %s%s%s/events: %s", mount, model ? "/" : "",
-                                      model ? model : "", strerror(errno));
+            const int code = cli_fail("cannot read %s%s%s/events: %s%s", mount, model ? "/" : "",
+                                      model ? model : "", strerror(errno), mounts_hint(errno));
             free(last);
             return code;
         }

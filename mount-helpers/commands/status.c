@@ -31,8 +31,8 @@ static int read_model(void *arg, const char *model)
     if (engines)
         json_array_append_new(r->models, status_json_model(model, status, engines));
     else if (errno != ENOENT || r->is_one)
-        code = cli_fail("cannot read %s/%s/%s: %s", r->mount, model, status ? "engines" : "status",
-                        strerror(errno));
+        code = cli_fail("cannot read %s/%s/%s: %s%s", r->mount, model, status ? "engines" : "status",
+                        strerror(errno), mounts_hint(errno));
     free(status);
     free(engines);
     return code;
@@ -45,8 +45,7 @@ static json_t *read_mount(const char *mount, const char *model, int *code)
     char *text = mounts_read("%s/status", mount);
     json_t *root = text ? status_json_mount(text) : NULL;
     free(text);
-    *code = !root   ? cli_fail("cannot read %s/status: %s%s", mount, strerror(errno),
-                             errno == ENOTCONN ? "; its daemon died: 'wsync mount' over it recovers it" : "")
+    *code = !root   ? cli_fail("cannot read %s/status: %s%s", mount, strerror(errno), mounts_hint(errno))
             : model ? read_model(&r, model)
                     : mounts_each_folder(mount, false, read_model, &r);
     if (*code == CLI_OK) {

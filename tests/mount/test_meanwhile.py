@@ -106,3 +106,21 @@ def test_names():
             assert said.returncode == 2 and f"'{name}' is no model" in said.stderr, said
         above, name = os.path.split(mount.path)
         assert wsync(command, name, "actor", cwd=above).stdout == wsync(command, mount.path, "actor").stdout or command == "status"
+
+
+def test_mounts_at_the_same_moment():
+    "of several that mount on a folder at the same moment, one does, also where they share no settings"
+    agent, _ = world(1)
+    for _ in range(3):
+        folder = unique("mnt")
+        os.makedirs(folder)
+        args = [WSYNC, "mount", "-o", "state=none", agent.url, folder]
+        started = [subprocess.Popen(args, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+        said = [p.communicate(timeout=30 * SLOW)[1] for p in started]
+        ended = sorted(p.returncode for p in started)
+        with open("/proc/self/mounts") as f:
+            n = sum(line.split()[1] == folder for line in f)
+        for _ in range(n):
+            wsync("umount", folder)
+        assert (n, ended) == (1, [0, 1, 1, 1]), (n, said)
+        assert sum(text.count("is mounted on") for text in said) == 3, said
