@@ -15,7 +15,7 @@ from world import *
 
 
 def test_help():
-    "every command has --help and a manual page that groff takes"
+    "every command has --help and a manual page that groff accepts"
     names = wsync("help", "--list").stdout.split()
     assert {"agent", "publish", "mount", "umount", "ls", "status", "load", "pull", "wait", "verify", "inspect", "engine", "bench"} <= set(names)
     for name in names:
@@ -28,7 +28,7 @@ def test_help():
 
 
 def test_usage():
-    "wrong usage ends with 2 and says what is wrong"
+    "wrong usage gives exit status 2 and an error that says what is wrong"
     for args, word in {("nonsense",): "nonsense", ("publish", "x"): "--model", ("publish", "--nope", "x"): "--nope", ("mount", "x"): "folder",
                        ("load",): "missing", ("publish", "-m", "a", "-v", "one", "x"): "one", ("engine",): "--model-path",
                        ("agent", "--memory", "12Q"): "12Q", ("wait", "--mount", "/nowhere", "--state", "odd", "a", "1"): "odd"}.items():
@@ -37,7 +37,7 @@ def test_usage():
 
 
 def test_numbers():
-    "each number has its bounds, and what lies outside is said with them"
+    "each number has its bounds, and the error for a number outside names them"
     for args in (("publish", "-m", "a", "-v", "1", "--wait-loaded", "4294968", "x"), ("publish", "-m", "a", "-v", "9223372036854775808", "x"),
                  ("agent", "--archive-every", "4294967297"), ("agent", "--nice", "4294967295"), ("agent", "--archive-keep", "0"),
                  ("agent", "--slots", "1"), ("agent", "--broadcast-window", "2001"), ("verify", "--threads", "99999999999999999999", "x"),
@@ -49,7 +49,7 @@ def test_numbers():
 
 
 def test_no_mount():
-    "a folder that is no mount is said to be none, by every command that takes one"
+    "every command that takes a mount refuses a folder that is none"
     folder = unique("plain")
     os.makedirs(folder + "/actor/1")
     for args in (("ls", folder), ("ls", "--mount", folder), ("status", folder + "/actor"), ("wait", "--mount", folder, "actor", "1"),
@@ -61,7 +61,7 @@ def test_no_mount():
 
 
 def test_ready():
-    "READY=1 goes to $NOTIFY_SOCKET, which a unit of Type=notify waits for; no library is needed"
+    "READY=1 is sent to $NOTIFY_SOCKET, as units of Type=notify expect; no library is needed"
     path = unique("notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
         s.bind(path)
@@ -75,7 +75,7 @@ def test_ready():
 
 
 def test_install():
-    "make install into a folder of one's own touches nothing else, whatever the umask"
+    "make install with DESTDIR writes nothing elsewhere, whatever the umask"
     prefix = unique("prefix")
     done = subprocess.run(["sh", "-c", 'umask 077; exec make -s install PREFIX="$1"', "sh", prefix], cwd=os.environ["ROOT"],
                           env={k: v for k, v in os.environ.items() if k not in ("SANITIZER", "BUILD")}, capture_output=True, text=True, timeout=300, check=False)
@@ -88,7 +88,7 @@ def test_install():
 
 
 def bad_checkpoints():
-    """(what is wrong, what the sentence says of it, the folder)"""
+    """(what is wrong, a part of the error, the folder)"""
 
     def made(write):
         folder = unique("bad")
@@ -124,7 +124,7 @@ def bad_checkpoints():
 
 
 def test_publish_refuses():
-    "hostile and damaged checkpoints are refused with a sentence; the last version stays served"
+    "hostile and damaged checkpoints are refused with a message; the last version stays served"
     agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL))
     before = agent.get("/v1/actor/1/manifest")
@@ -148,14 +148,14 @@ def test_publish_refuses():
 
 
 def test_agent_refuses():
-    "listening beyond loopback needs a token; a token is asked for, and comes by a pipe, too; a second agent on one socket is refused"
+    "listening beyond loopback needs a token; requests without it are refused; it may come from a pipe; a second agent on one socket is refused"
     r = wsync("agent", "--listen", "0.0.0.0:0", "--socket", "none", check=False)
     assert r.returncode == 1 and "--token-file" in r.stderr, r.stderr
     token = unique("token")
     r = wsync("agent", "--listen", "none", "--socket", unique("agent"), "--token-file", "/dev/zero", check=False)
     assert r.returncode == 1 and "/dev/zero holds a zero byte" in r.stderr, r.stderr
     os.mkfifo(token)
-    late = subprocess.Popen(["sh", "-c", 'sleep 0.3; echo secret > "$0"', token])  # as <(...)
+    late = subprocess.Popen(["sh", "-c", 'sleep 0.3; echo secret > "$0"', token])  # like <(...)
     at_end(late.wait)
     agent = Agent("--token-file", token)
     agent.publish("actor", 1, checkpoint(SMALL))
@@ -170,21 +170,21 @@ def test_agent_refuses():
 
 
 def test_no_memory():
-    "a version that this machine has no memory for is refused with what there is, and what of it stays free"
+    "a version too large for this machine's memory is refused; the error says how much there is and how much of it stays free"
     agent = Agent()
-    elements = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # twice the machine's bytes
+    elements = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # twice the machine's memory
     header = json.dumps({"a": {"dtype": "F32", "shape": [elements], "data_offsets": [0, 4 * elements]}}).encode()
     folder = unique("vast")
     os.makedirs(folder)
     with open(folder + "/model.safetensors", "wb") as f:
         f.write(struct.pack("<Q", len(header)) + header)
-        f.truncate(8 + len(header) + 4 * elements)  # holes
+        f.truncate(8 + len(header) + 4 * elements)  # sparse
     r = agent.publish("actor", 1, folder, check=False)
     assert r.returncode == 1 and "does not fit: " in r.stderr and "of which 256 MiB stay free for others" in r.stderr, r.stderr
 
 
 def test_frozen():
-    "base= fills what the checkpoint lacks, and the manifest names it"
+    "base= supplies tensors that the checkpoint lacks, and the manifest names it"
     agent = Agent()
     base = checkpoint(SMALL, seed=5)
     part = checkpoint({"a.weight": SMALL["a.weight"]}, seed=6)
@@ -215,7 +215,7 @@ def test_export():
 
 
 def test_export_after_a_kill():
-    "the tmpfs of an export that was killed is taken away by the next one, whose own is gone at its end"
+    "the tmpfs of a killed export is removed by the next one, which removes its own at its end"
     if os.geteuid() != 0:
         pytest.skip("needs root for a tmpfs")
     agent = Agent()
@@ -240,8 +240,8 @@ def test_export_after_a_kill():
     assert os.listdir(to) == [], os.listdir(to)
 
 
-def test_export_leaves_what_is_not_its_own():
-    "export into a plain folder: what it did not make stays, what it made is known again, a version's bytes are those of its digest"
+def test_export_leaves_other_files():
+    "export into a plain folder: files of others stay, its own versions are recognized, and their bytes match their digests"
     if os.geteuid() != 0:
         pytest.skip("needs root to give up a right")
     agent, to = Agent(), unique("export")
@@ -274,13 +274,13 @@ def test_export_leaves_what_is_not_its_own():
     agent.publish("actor", 2, two)
     shows(2, two)
     os.rename(to + "/actor/2", to + "/actor/kept")
-    shows(2, two)  # it comes again
+    shows(2, two)  # it is exported again
     subprocess.run(["cp", "-r", to + "/actor/2", to + "/actor/copy"], check=True)
     inode = os.stat(to + "/actor/2").st_ino
     export.kill()
-    export = begin()  # what is there is known by its mark and not written again
+    export = begin()  # present versions are recognized by their mark and not written again
     wait_for(lambda: "ready model=actor version=2" in export.text(), "the second one's pull", 60)
-    time.sleep(1)  # five looks
+    time.sleep(1)  # five polls
     assert os.stat(to + "/actor/2").st_ino == inode
     export.kill()
     os.truncate(to + "/actor/2/model.safetensors", 100)
@@ -303,7 +303,7 @@ def test_export_leaves_what_is_not_its_own():
 
 
 def test_unprivileged():
-    "another user publishes and serves without privileges: memfd, said once"
+    "another user publishes and serves without privileges: memfd, logged once"
     if os.geteuid() != 0:
         pytest.skip("needs root to become another user")
     folder = checkpoint(SMALL)
@@ -312,7 +312,7 @@ def test_unprivileged():
     os.chown(home, 65534, 65534)
     for path in (TESTDIR, folder):
         os.chmod(path, 0o755)
-    command = shutil.copy(WSYNC, home)  # others may not be let into the checkout
+    command = shutil.copy(WSYNC, home)  # other users may have no access to the checkout
     port, sock, log = free_port(), home + "/agent.sock", home + "/log"
     with open(log, "wb") as f:
         agent = subprocess.Popen([command, "agent", "--listen", f"127.0.0.1:{port}", "--socket", sock], user=65534, group=65534,
@@ -330,7 +330,7 @@ def test_unprivileged():
 
 
 def test_sync():
-    "wsync sync: engines of both kinds load a folder at once; one that refuses is brought back and named"
+    "wsync sync: engines of both kinds load a folder in parallel; one that refuses is rolled back and named"
     folders = {v: checkpoint(SMALL, seed=v) for v in (1, 2)}
     engines = [Engine(folders[1], api="sglang"), Engine(folders[1], api="vllm")]
     named = [f"--engine={e.api}={e.url}" for e in engines]

@@ -1,6 +1,6 @@
 # timeout: 240
 # sanitizers: address
-"""A user who is not root and may write control files (-o ctl-group=): the files, folders and servers that the daemon opens for that user."""
+"""Users who are not root and may write control files (-o ctl-group=): the files, folders and servers that the daemon opens for them."""
 import os
 import shutil
 import socket
@@ -22,7 +22,7 @@ def published():
 
 
 def open_to_all():
-    "a mount point that every user reaches"
+    "a mount point that every user can reach"
     path = tempfile.mkdtemp(prefix="wsync-test-")
     at_end(lambda: os.path.isdir(path) and os.rmdir(path))
     os.chmod(path, 0o755)
@@ -52,7 +52,7 @@ def by_group(mount, text, *names):
 
 
 def test_files_of_others():
-    "a user of ctl-group has the daemon read files of one folder, and nothing that leads out of it; root any"
+    "for a user of ctl-group the daemon reads only files in one folder, and follows nothing out of it; for root any file"
     agent, folder = published()
     engine = Engine(folder)
     secret, keys, public = unique("secret"), unique("keys"), open_to_all()
@@ -76,7 +76,7 @@ def test_files_of_others():
     mount.write("engine remove e", "actor/ctl")
     mount.write(f"engine add e sglang {engine.url} token-file={secret}", "actor/ctl")
     mount.write("engine remove e", "actor/ctl")
-    fifo = os.open(os.path.join(keys, "fifo"), os.O_RDWR)  # whoever opens it gets a line, and need not wait for ever
+    fifo = os.open(os.path.join(keys, "fifo"), os.O_RDWR)  # its reader gets a line, and does not wait forever
     os.write(fifo, b"a line\n")
     for option in ("token-file", "admin-token-file", "ca-file"):
         assert mount.refused(f"engine add e sglang {engine.url} {option}={keys}/fifo", "actor/ctl") == "EINVAL", option
@@ -92,7 +92,7 @@ def test_files_of_others():
     assert tries(mount, **{"token-file": f"{keys}/in"}) == [0]
     mount.end()
     os.unlink(os.path.join(keys, "in"))
-    os.symlink(secret, os.path.join(keys, "in"))  # it is no other file at the next start
+    os.symlink(secret, os.path.join(keys, "in"))  # it must be the same file at the next start
     mount = Mount(agent.url, f"ctl-group={GID}", path=public)
     mount.wait_version("actor", 1)
     mount.refused("1", "actor/version")
@@ -100,7 +100,7 @@ def test_files_of_others():
 
 
 def test_sources_of_others():
-    "a user of ctl-group leads the mount's token, and its rights, to no source that root did not name"
+    "a user of ctl-group cannot make the mount send its token, or use its rights, to a source that root did not name"
     need_fuse()
     token, public = unique("token"), open_to_all()
     with open(token, "w") as f:
@@ -122,13 +122,13 @@ def test_sources_of_others():
         server.accept()
         raise AssertionError("the mount went to a source that it was not to go to")
     mount = Mount(agent.url, f"ctl-group={GID},state=none", path=public)
-    assert by_group(mount, f"add other {other}", "ctl") == 0  # there is nothing to be told
+    assert by_group(mount, f"add other {other}", "ctl") == 0  # this mount has no token that it could send
     mount.end()
     mount = Mount(agent.url, f"ctl-group={GID}", path=public)
     assert by_group(mount, f"add other {other}", "ctl") == 0
     mount.end()
     server.settimeout(20)
-    while True:  # what came is not of the next mount
+    while True:  # drop the connections of that mount
         try:
             server.accept()[0].close()
         except TimeoutError:
@@ -164,7 +164,7 @@ class Folders:
             f.write('{"not": "for everybody"}')
 
     def exchange(self):
-        "the model's folder becomes a link that leads out"
+        "replaces the model's folder by a link that leads out of the allowed folder"
         os.rename(self.allowed + "/own", self.allowed + "/was")
         os.symlink(self.secret + "/own", self.allowed + "/own")
 
@@ -174,11 +174,11 @@ class Folders:
 
 
 def test_folders_of_others():
-    "a folder that a writer of ctl-group adds lies below files=, and so does all that is opened in it"
+    "a folder added by a user of ctl-group must be below files=, and so must everything that is opened in it"
     agent, _ = published()
     f, public = Folders(), open_to_all()
     shutil.copytree(f.good, f.allowed + "/blobs/2")
-    os.makedirs(f.allowed + "/own/2")  # as the hub's cache has it: links that stay inside
+    os.makedirs(f.allowed + "/own/2")  # as in the hub's cache: links that stay inside
     for name in os.listdir(f.good):
         os.symlink(f"../../blobs/2/{name}", f"{f.allowed}/own/2/{name}")
     os.symlink(f.secret + "/own/9", f.allowed + "/own/3")
@@ -205,7 +205,7 @@ def test_folders_of_others():
 
 
 def test_folder_exchanged():
-    "each opening asks anew where a name leads: at a pull, and at a look into the folder"
+    "each opening checks anew where a name leads: at a pull, and at a poll of the folder"
     agent, _ = published()
     f, public = Folders(), open_to_all()
     mount = Mount(agent.url, f"ctl-group={GID},files={f.allowed}", path=public)
@@ -213,19 +213,19 @@ def test_folder_exchanged():
     mount.wait_version("own", 1)
     f.exchange()
     assert mount.refused("pull 1", "own/ctl") in ("EPERM", "ESTALE", "ENOENT", "EIO"), mount.text("own/last_error")
-    with open(f.allowed + "/was/wake", "w"):  # whoever watches it looks again
+    with open(f.allowed + "/was/wake", "w"):  # the mount watches the folder and polls it again
         pass
     wait_for(lambda: f"{f.allowed}/own is no folder below" in mount.text("status"), "the look into the folder")
     assert not os.path.exists(mount.file("own", 9))
     f.put_right()
     shutil.copytree(f.good, f.allowed + "/own/2")
     mount.wait_version("own", 2)
-    wait_for(lambda: pulled(mount, "own"), "a pull")  # right after a failure the answer is the same
+    wait_for(lambda: pulled(mount, "own"), "a pull")  # shortly after a failure the answer is cached
     assert same(mount, "own", 1, f.good)
 
 
 def test_archive_of_others():
-    "an archive that a writer of ctl-group adds is bound in the same way"
+    "an archive that a user of ctl-group adds has the same restriction"
     agent, folder = published()
     f, public = Folders(), open_to_all()
     first = Mount(agent.url)
@@ -251,7 +251,7 @@ def test_archive_of_others():
 
 
 def test_added_are_kept():
-    "added sources are there after a restart, bound as they were, and behind the mount's own; removed ones are not"
+    "after a restart added sources are there, with the same restriction, and after the mount's own; removed ones are not"
     agent, _ = published()
     f, public = Folders(), open_to_all()
     one = f"ctl-group={GID},files={f.allowed}"
@@ -264,7 +264,7 @@ def test_added_are_kept():
     mount.write("remove gone", "ctl")
     mount.end()
     f.exchange()
-    mount = Mount(agent.url, f"ctl-group={GID}", path=public)  # no files= any more: what was said then holds
+    mount = Mount(agent.url, f"ctl-group={GID}", path=public)  # without files= the earlier restriction holds
     mount.wait_version("root", 1)
     assert mount.text("root/policy").split()[0] == "pull"
     wait_for(lambda: f"is no folder below {f.allowed}" in mount.text("last_error"), "the reason")
@@ -290,7 +290,7 @@ def test_added_are_kept():
 
 
 def test_certificates_of_others():
-    "the CA file of an engine, below files= for a user of ctl-group, is read at each call, also after a restart"
+    "an engine's CA file, below files= for a user of ctl-group, is checked at each call, also after a restart"
     agent, folder = published()
     agent.publish("actor", 2, checkpoint(SMALL, seed=2))
     engine = Engine(folder)
@@ -331,7 +331,7 @@ def test_certificates_of_others():
 
 
 class Wire:
-    """Stands before a server and keeps what it is told."""
+    """A proxy before a server that records what is sent."""
 
     def __init__(self, port):
         self.port, self.heard = port, b""
@@ -355,7 +355,7 @@ class Wire:
 
 
 def test_words_are_kept():
-    "an engine comes back with the words that it was added with: none of them becomes a file that root never named"
+    "after a restart an engine has the options that it was added with, and none of them becomes a file that root never named"
     agent, folder = published()
     engine, secret, public = Engine(folder), unique("secret"), open_to_all()
     with open(secret, "w") as f:
@@ -363,7 +363,7 @@ def test_words_are_kept():
     wire = Wire(engine.port)
     mount = Mount(agent.url, f"ctl-group={GID}", path=public)
     mount.wait_version("actor", 1)
-    # what is shown of it has one quote less, since something like a key is hidden
+    # the displayed command has one quote less, since a possible key is hidden
     words = f'"prefix=/w key=b" "group=x token-file={secret} load-format=auto"'
     assert by_group(mount, f"engine add e sglang {wire.url} {words}", "actor/ctl") == 0, mount.text("actor/last_error")
     before = len(wire.heard)

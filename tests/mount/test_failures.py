@@ -1,7 +1,7 @@
 # beside others
 # timeout: 320, takes: 130
 # sanitizers: address
-"""Failures: dying agents and daemons, faults on the wire, full caches, slow pullers, readers that stay."""
+"""Failures: agents and daemons that die, faults on the wire, full caches, slow pulls, readers that do not close."""
 import os
 import signal
 import subprocess
@@ -38,7 +38,7 @@ def error_of(function):
 
 
 def test_faults():
-    "cuts, flipped bits, lies and delays on the wire: every byte is right in the end, and counted"
+    "cuts, flipped bits, lies and delays on the wire: every byte is right in the end, and the faults are counted"
     agent, folder = published()
     want = tensors_of(folder + "/model.safetensors")
     bad = 0
@@ -46,7 +46,7 @@ def test_faults():
                  "seed=5,flip=20", "seed=6,lie=20"):
         with scope():
             mount = mounted_fault(plan, agent)
-            # Three wrong in a row are a failed pull, as they should be; another try begins anew.
+            # Three wrong answers in a row fail the pull, as they should; another try starts again.
             wait_for(lambda m=mount: error_of(lambda: m.read("actor/1/model.safetensors")) in (None, False), "a good pull", 40)
             assert tensors_of(mount.file("actor/1/model.safetensors")) == want, plan
             bad += int(mount.status()["bad_blocks"])
@@ -54,7 +54,7 @@ def test_faults():
 
 
 def mounted_fault(plan, agent, options=""):
-    # A comma separates sources, so the plan's commas travel by `add`, which takes one source.
+    # Commas separate sources, so the plan's commas are passed by `add`, which takes one source.
     mount = Mount(f"unix:{unique('nobody')}.sock", options)
     mount.write(f"add actor fault:{plan}:{agent.url}", "ctl")
     mount.wait_version("actor", 1)
@@ -62,7 +62,7 @@ def mounted_fault(plan, agent, options=""):
 
 
 def test_hopeless_wire():
-    "a block that is wrong three times fails the pull with EBADMSG, and says so"
+    "a block that is wrong three times fails the pull with EBADMSG, and the error says so"
     agent, _ = published()
     mount = mounted_fault("flip=100", agent)
     assert error_of(lambda: mount.read("actor/1/model.safetensors")) == "EBADMSG"
@@ -70,7 +70,7 @@ def test_hopeless_wire():
 
 
 def test_agent_restarts():
-    "an agent that is killed during a pull: the mount resumes with what is missing"
+    "an agent is killed during a pull: after its restart the mount fetches only what is missing"
     agent, folder = published()
     mount = mounted_fault("delay=150", agent)
     wsync("pull", "--mount", mount.path, "--async", "actor", "1")
@@ -79,13 +79,13 @@ def test_agent_restarts():
     again = Agent(port=agent.port, sock=agent.sock)
     again.publish("actor", 1, folder, "--run", run_of(mount))
     path = mount.file("actor/1/model.safetensors")
-    # A mount that asked the new agent before the version was published calls it gone until it is listed again.
+    # A mount that queried the new agent before the publish calls the version gone until it is listed again.
     wait_for(lambda: not error_of(lambda: open(path, "rb").close()), "the version is there again")
     assert tensors_of(path) == tensors_of(folder + "/model.safetensors")
 
 
 def test_away_behind_a_proxy():
-    "a source whose proxy closes handshakes while it is away is asked again"
+    "a source whose proxy closes handshakes while it is away is tried again"
     agent, folder = published()
     proxy = Tls(agent.port)
     mount = mounted(proxy.url, f"ca-file={proxy.ca}")
@@ -105,7 +105,7 @@ def run_of(mount):
 
 
 def test_stream_deadline():
-    "open=stream over a dead agent: an error at the deadline, and SIGKILL ends a reader at once"
+    "open=stream with a dead agent: an error at the deadline, and SIGKILL ends a reader at once"
     agent, _ = published()
     mount = mounted(agent.url, "open=stream,deadline=3")
     fd = os.open(mount.file("actor/1/config.json"), os.O_RDONLY)
@@ -118,8 +118,8 @@ def test_stream_deadline():
     os.close(fd)
 
 
-def test_unread_is_said():
-    "a read that fails since the agent is away is in last_error and events, once; a pull that succeeds empties last_error"
+def test_failed_read_is_reported():
+    "a read that fails because the agent is away is in last_error and, once, in events; a successful pull clears last_error"
     agent, _ = published()
     mount = mounted(agent.url, "deadline=2")
     agent.kill()
@@ -136,7 +136,7 @@ def test_unread_is_said():
 
 
 def test_quiet_end():
-    "a mount that is taken away says nothing of its connection, which it has cut itself"
+    "an unmounted mount does not report its connection, which it has cut itself"
     agent, _ = published()
     mount = mounted(f"http://127.0.0.1:{Slow(agent.port, 1e6).port}", "streams=1")
     reader = subprocess.Popen(["cat", mount.file("actor/1/model.safetensors")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -151,7 +151,7 @@ def test_quiet_end():
 
 
 def test_token_file():
-    "a token file that is none is named, with the reason: a mount's options say what the file's reader says"
+    "an unreadable token file is named with the reason: a mount's options report the file reader's error"
     fifo, empty, folder = unique("fifo"), unique("empty"), unique("mnt")
     os.mkfifo(fifo)
     open(empty, "w").close()
@@ -163,7 +163,7 @@ def test_token_file():
 
 
 def test_changed_folder():
-    "a folder that is written to while it is offered: the sentence says so, and drop takes what is there now"
+    "a folder that is written to while it is a source: the error says so, and after a drop the present files are used"
     need_fuse()
     root = unique("root")
     os.makedirs(root + "/actor")
@@ -171,7 +171,7 @@ def test_changed_folder():
     path = folder + "/model.safetensors"
     mount = mounted("dir:" + os.path.abspath(root))
     for _ in range(2):
-        os.listdir(mount.file("actor/1"))  # hashed, and not read
+        os.listdir(mount.file("actor/1"))  # hashed, but not read
         with open(path, "r+b") as f:
             f.seek(-8, os.SEEK_END)
             f.write(os.urandom(8))
@@ -182,7 +182,7 @@ def test_changed_folder():
 
 
 def again(mount, path):
-    "Drops it until what is there now is read: the folder is looked at a moment after it was written to."
+    "Drops the version until the present files are read: the mount polls the folder a moment after the write."
     def reads():
         mount.write("drop 1", "actor/ctl")
         mount.wait_version("actor", 1)
@@ -195,8 +195,8 @@ def again(mount, path):
     mount.wait_version("actor", 1)
 
 
-def test_late_is_said():
-    "a read that ends by deadline= while its pull goes on is in last_error and, once, in events, and names the silent source"
+def test_late_read_is_reported():
+    "a read that ends by deadline= while its pull continues is in last_error and, once, in events, with the name of the silent source"
     agent, _ = published()
     mount = mounted(agent.url, "deadline=2")
     suspend(agent.pid)
@@ -215,7 +215,7 @@ def test_late_is_said():
 
 
 def test_silent_source():
-    "a source that says nothing is left for the next one before deadline= is over, whatever it is asked for"
+    "a silent source is replaced by the next one before deadline= is over, whatever the request"
     folder = checkpoint(LARGE, seed=1)
     one, other = Agent(), Agent()
     one.publish("actor", 1, folder, "--run", "r1")
@@ -226,7 +226,7 @@ def test_silent_source():
             mount = Mount(f"{one.url},{other.url}", "deadline=20")
             mount.wait_version("actor", 1, sources=2)
             if known:
-                os.listdir(mount.file("actor/1"))  # the manifest is here, so that bytes are asked for first
+                os.listdir(mount.file("actor/1"))  # get the manifest, so that the next request is for bytes
             suspend(one.pid)
             try:
                 assert tensors_of(mount.file("actor/1/model.safetensors")) == want
@@ -235,7 +235,7 @@ def test_silent_source():
 
 
 def test_absent_agent():
-    "a source whose socket is not there is not up, and the reason is said"
+    "a source whose socket does not exist is not up, and the reason is shown"
     agent, want = published()
     mount = mounted(agent.url)
     sock = f"{TESTDIR}/{unique('absent')}.sock"
@@ -246,13 +246,13 @@ def test_absent_agent():
 
 
 def test_dropped_meanwhile():
-    "the folder of a version that was dropped leads to its bytes while they are here, or to ESTALE, never to EIO"
+    "an open folder of a dropped version gives its bytes while they are here, or ESTALE, never EIO"
     agent, _ = published()
     agent.publish("actor", 2, checkpoint(SMALL))
     mount = mounted(agent.url)
     with open(mount.file("actor/1/model.safetensors"), "rb") as f:
         want = f.read()
-    held = os.open(mount.file("actor/1/config.json"), os.O_RDONLY)  # keeps the version
+    held = os.open(mount.file("actor/1/config.json"), os.O_RDONLY)  # keeps the version alive
     below = os.open(mount.file("actor/1"), os.O_PATH)
     mount.write("drop 1", "actor/ctl")
     try:
@@ -275,13 +275,13 @@ def test_dropped_while_waited_for():
     wait_for(lambda: mount.text("actor/1/.wsync/state").startswith("pulling"), "the pull", 60)
     mount.write("drop 1", "actor/ctl")
     reader.join(60 * SLOW)
-    assert heard in ([None], ["ESTALE"], ["ENOENT"]), heard  # the kernel tries again, and may find the version anew
+    assert heard in ([None], ["ESTALE"], ["ENOENT"]), heard  # the kernel repeats the lookup, which may find the version again
 
 
 def test_deadline_is_without_progress():
-    "while bytes come an open is not timed out, however long all of them take: deadline= is silence, not time"
+    "while bytes arrive an open does not time out, however long the pull takes: deadline= limits silence, not duration"
     agent = Agent()
-    for version, size, rate in ((1, LARGE, 4e6), (2, MEDIUM, 2e5)):  # 1 s a block, 6 s in all; and a block that takes 8 s
+    for version, size, rate in ((1, LARGE, 4e6), (2, MEDIUM, 2e5)):  # 1 s per block, 6 s in all; and one block that takes 8 s
         folder = checkpoint(size)
         agent.publish("actor", version, folder)
         mount = mounted(f"http://127.0.0.1:{Slow(agent.port, rate).port}", "deadline=4,streams=1")
@@ -290,7 +290,7 @@ def test_deadline_is_without_progress():
 
 
 def test_interrupted_open():
-    "a reader that waits in open dies of SIGKILL at once"
+    "SIGKILL ends a reader that waits in open at once"
     agent, _ = published()
     mount = mounted_fault("delay=3000", agent)
     reader = subprocess.Popen(["cat", mount.file("actor/1/model.safetensors")], stdout=subprocess.DEVNULL)
@@ -320,7 +320,7 @@ class Holder:
 
 
 def test_reader_outlives_version():
-    "a mapping keeps its bytes while its version is dropped and the memory is wanted"
+    "a mapping keeps its bytes when its version is dropped and memory is short"
     for source in ("http", "unix"):
         with scope():
             agent, folder = published()
@@ -338,7 +338,7 @@ def test_reader_outlives_version():
 
 
 def test_slot_overwritten():
-    "a puller slower than the trainer: the old version fails with the reason, the newest is read"
+    "a pull slower than the trainer: the old version fails with the reason, the newest can be read"
     agent, folder = published()
     mount = mounted_fault("delay=2000", agent, "streams=1")
     mount.write("pull 1 async", "actor/ctl")
@@ -352,7 +352,7 @@ def test_slot_overwritten():
 
 
 def test_cache_full():
-    "a full cache: ENOSPC that says what to drop; after the drop it fits"
+    "a full cache: ENOSPC with what to drop; after the drop the version fits"
     agent, folder = published()
     agent.publish("actor", 2, folder)
     mount = mounted(agent.url, "cache=30M")
@@ -367,7 +367,7 @@ def test_cache_full():
 
 
 def test_daemon_killed():
-    "a killed daemon: open readers go on, a mount over the dead one recovers it"
+    "a killed daemon: open readers continue, a mount over the dead one recovers the path"
     agent, folder = published()
     mount = mounted(agent.url)
     path = mount.file("actor/1/model.safetensors")
@@ -386,7 +386,7 @@ def test_daemon_killed():
 
 
 def test_second_mount():
-    "a second mount over a live one is refused; an unknown option and a bad source too"
+    "a second mount over a live one is refused; so are an unknown option and a bad source"
     agent, _ = published()
     mount = mounted(agent.url)
     r = wsync("mount", agent.url, mount.path, check=False)
@@ -401,7 +401,7 @@ def test_second_mount():
 
 
 def test_names_of_the_folder():
-    "however its folder is written, a mount has the name that the kernel has: links, dots, from within; also where a dead one is"
+    "however its path is written, a mount has the kernel's name for it: links, dots, relative paths; also over a dead mount"
     agent, folder = published()
     path, link = unique("mnt"), unique("link")
     os.makedirs(path)
@@ -434,7 +434,7 @@ def test_background():
 
 
 def test_lying_server():
-    "a server that lies about lengths and hashes gives errors, never wrong bytes"
+    "a server that lies about lengths and hashes causes errors, never wrong bytes"
     need_fuse()
     agent, folder = published()
     lies = {"short": lambda body: body[: len(body) // 2], "long": lambda body: body + b"x" * (1 << 20), "garbage": lambda body: bytes(len(body))}
@@ -448,7 +448,7 @@ def test_lying_server():
 
 
 class Proxy:
-    """An HTTP server that passes everything on but changes the bytes of files."""
+    """An HTTP server that passes requests on but changes the bytes of files."""
 
     def __init__(self, agent, lie):
         import http.server
@@ -482,15 +482,15 @@ class Proxy:
                 pass
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.handle_error = lambda *args: None  # clients hang up on a liar
+        self.server.handle_error = lambda *args: None  # clients close the connection on wrong bytes
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         at_end(self.server.server_close)
         at_end(self.server.shutdown)
 
 
-def test_told_once():
-    "what a dir: source leaves out is said once, however often the folder is looked at"
+def test_skipped_files_are_logged_once():
+    "files that a dir: source ignores are logged once, however often the folder is polled"
     need_fuse()
     folder = os.path.join(unique("runs"), "actor")
     os.makedirs(folder + "/1")

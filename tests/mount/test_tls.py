@@ -1,6 +1,6 @@
 # beside others
 # sanitizers: address thread
-"""TLS: what a client checks of its server, and a server of its clients."""
+"""TLS: what clients check of their server, and servers of their clients."""
 import os
 import re
 import shutil
@@ -16,7 +16,7 @@ WRONG = {"none": "none was shown", "a stranger's": "issuer is unknown", "expired
 
 
 class TlsAgent(Process):
-    """An agent behind TLS that has one version, of .folder."""
+    """An agent behind TLS with one version, of .folder."""
 
     def __init__(self, authority, *more):
         self.folder, self.sock = checkpoint(SMALL), unique("tls") + ".sock"
@@ -29,12 +29,12 @@ class TlsAgent(Process):
 
 
 def clients(authority):
-    """{what it shows: its certificate and key}: one right, and those of WRONG."""
+    """{what it presents: its certificate and key}: one right, and those of WRONG."""
     return {"right": authority.certificate(), "none": None, "a stranger's": Authority().certificate(), "expired": authority.certificate(expired=True)}
 
 
 def curl(url, authority, shown, *more):
-    """Status and text of the answer to the stock client."""
+    """Status and text of the answer to the stock curl."""
     with_certificate = ["--cert", shown[0], "--key", shown[1]] if shown else []
     r = subprocess.run(["curl", "-sS", "-w", "\n%{http_code}", "--cacert", authority.file, *with_certificate, *more, url], capture_output=True,
                        text=True, timeout=60)
@@ -44,7 +44,7 @@ def curl(url, authority, shown, *more):
 
 
 def checks_clients(url, authority, shows):
-    """A server asks each client of shows for a certificate and says what is wrong with it, before it looks at anything else."""
+    """The server requires a client certificate and reports what is wrong with it before it looks at anything else."""
     for name, why in WRONG.items():
         for path, more in (("/v1/models", ()), ("/v1/actor/1/files/model.safetensors", ()), ("/v1/none", ()), ("/v1/models", ("-d", "x" * 100))):
             status, text = curl(url + path, authority, shows[name], *more)
@@ -58,7 +58,7 @@ def mounted(url, authority, shown):
 
 
 def test_server():
-    "a mount that trusts the server's authority reads; one that does not says so"
+    "a mount that trusts the server's authority can read; others report why not"
     need_fuse()
     authority = Authority()
     agent = TlsAgent(authority)
@@ -72,7 +72,7 @@ def test_server():
 
 
 def test_version():
-    "nothing older than TLS 1.3 is spoken"
+    "nothing older than TLS 1.3 is accepted"
     agent = TlsAgent(authority := Authority())
     context = ssl.create_default_context(cafile=authority.file)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -81,7 +81,7 @@ def test_version():
 
 
 def test_clients_of_an_agent():
-    "an agent with --tls-client-ca serves clients with a certificate of that authority, and tells the others what is wrong with theirs"
+    "an agent with --tls-client-ca serves clients with a certificate of that authority, and tells others what is wrong with theirs"
     need_fuse()
     authority = Authority()
     shows = clients(authority)
@@ -97,7 +97,7 @@ def test_clients_of_an_agent():
 
 
 def test_clients_with_a_token():
-    "where both are asked for, neither stands in for the other"
+    "if both are required, neither replaces the other"
     authority, token = Authority(), unique("token")
     with open(token, "w") as f:
         f.write("secret\n")
@@ -108,7 +108,7 @@ def test_clients_with_a_token():
 
 
 def test_clients_of_a_mount():
-    "a serving mount with serve-client-ca asks its clients as an agent does"
+    "a serving mount with serve-client-ca requires certificates as an agent does"
     need_fuse()
     authority = Authority()
     shows = clients(authority)
@@ -128,7 +128,7 @@ def test_clients_of_a_mount():
 
 
 def test_beyond_loopback():
-    "certificates of clients open an address beyond loopback, where a server without any proof is refused"
+    "client certificates allow an address beyond loopback; a server that requires no proof is refused there"
     authority = Authority()
     cert, key = authority.certificate()
     open_to_all = ["agent", "--listen", "0.0.0.0:0", "--socket", unique("open") + ".sock", "--tls-cert", cert, "--tls-key", key]
@@ -140,7 +140,7 @@ def test_beyond_loopback():
 
 
 def test_ca_file():
-    "ca-file stands in the place of all of the system's authorities, also of those in their folder"
+    "ca-file replaces all of the system's authorities, also those in their folder"
     authorities = [Authority() for _ in range(2)]
     certs = [a.file for a in authorities]
     system = unique("authorities")
@@ -154,7 +154,7 @@ def test_ca_file():
     url = TlsAgent(authorities[0]).url
 
     def says(*more):
-        "why the agent is not reached, and why an engine there is not synced"
+        "the errors of an unreachable agent, and of an engine that is not synced"
         for args in (["release", "actor", "1", "--agent", url], ["sync", "/x", f"--engine=sglang={url}"]):
             yield subprocess.run([*own, WSYNC, *args, *more], capture_output=True, text=True, timeout=60).stderr
 
