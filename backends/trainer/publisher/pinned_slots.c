@@ -159,7 +159,9 @@ void ws_pinned_slots_free(struct ws_pinned_slots *set)
 {
     if (!set)
         return;
-    while (!LIST_EMPTY(&set->all))
-        release_mapping(LIST_FIRST(&set->all));
+    for (struct pinned *k = LIST_FIRST(&set->all), *next; k; k = next) {
+        next = LIST_NEXT(k, entry);
+        release_mapping(k);
+    }
     free(set);
 }
