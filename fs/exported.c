@@ -143,7 +143,7 @@ int ws_exported_remove(int dir, const char *entry)
     json_t *mark = read_mark(dir, entry, folder);
     if (!mark) {
         close(folder);
-        /* Killed between mkdir and the mark: an empty one in the making holds nothing of anybody's. */
+        /* Killed between mkdir and the mark: a new folder that is empty holds no files of others. */
         return entry[0] == '.' && unlinkat(dir, entry, AT_REMOVEDIR) == 0 ? 0 : -EPERM;
     }
     json_array_foreach(json_object_get(mark, "files"), i, name)

@@ -149,8 +149,8 @@ struct starter {
     int rc;         /* of the look at the mount */
 };
 
-/* Runs beside the session's loop: has the mount looked at as by a user, then says that it is there. One that
- * cannot be looked at ends, and run's caller hears of it. */
+/* Runs beside the session's loop: inspects the mount as a user would, then reports that it is there. A mount
+ * that cannot be inspected ends, and run returns the error. */
 static void *finish_start(void *arg)
 {
     struct starter *s = arg;

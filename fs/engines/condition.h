@@ -33,15 +33,15 @@
  *
  *     SOUND, LOST --- a load is heard ---> LOADING --- and confirmed ---> LOADED --- the next is heard ---> LOADING
  *     at over: LOADED -> SOUND; LOADING, and every engine that is BROKEN -> LOST
- * One whose weights are LOST and that says that it runs was restarted, resumed by another program, or never paused: it
- * is brought along, and called BROKEN until then.
+ * An engine whose weights are LOST and that reports that it runs was restarted, resumed by another program, or never
+ * paused: it is reconciled, and shown as BROKEN until then.
  *
- * A pause without an answer (`unanswered`) may come at any time, also after a resume that was answered. It has come,
- * or never will, once a later pause is answered. Until then the engine is called PAUSED where it cannot say that it
- * runs, and is brought along, which begins with a pause. A proxy between mount and engine may still turn the two
- * around: an engine that says later that it is paused is brought along once more (`stray_pause`).
+ * A pause without an answer (`unanswered`) may take effect at any time, even after a resume that was answered. It has
+ * taken effect, or never will, once a later pause is answered. Until then an engine that cannot report that it runs is
+ * shown as PAUSED, and is reconciled, which begins with a pause. A proxy between mount and engine may still reorder the
+ * two: an engine that reports later that it is paused is reconciled again (`stray_pause`).
  *
- * A load that was never heard changes nothing of this: the engine goes on as it was, with its former version.
+ * A load that the engine never received changes none of this: it continues with its former version.
  *
  * What outlives a daemon: `broken` (LOST, LOADING, BROKEN) and `uncertain`, in the settings `doubted` (`abandoned`,
  * `unanswered` or `in_switch`: also an engine that serves already has to go back while others can fail, so that it is
@@ -100,25 +100,25 @@ struct ws_condition {
 /* What it serves, or is loading. */
 const char *ws_condition_version(const struct ws_condition *c);
 bool ws_condition_is_broken(const struct ws_condition *c); /* for the state file, and probes */
-/* For the state file; outside of a switch: it is brought along without a command. */
+/* For the state file; outside of a switch: it is reconciled without a command. */
 bool ws_condition_is_uncertain(const struct ws_condition *c);
 /* It answers requests, or may. */
 bool ws_condition_answers(const struct ws_condition *c);
-/* It is not as it should be, where a version is current. */
+/* A version is current, and the engine is not in the state that it should be in. */
 bool ws_condition_is_behind(const struct ws_condition *c);
 /* Does it name another version than the one that it was left with? */
 bool ws_condition_names_another(const struct ws_condition *c, const struct ws_engine_serving *now);
 /* Of the switch that has it: was it told to load? */
 bool ws_condition_was_told_to_load(const struct ws_condition *c);
-/* ... was it paused or told, so that it has to be brought back? */
+/* ... was it paused or sent a load, so that it has to be rolled back? */
 bool ws_condition_has_changed(const struct ws_condition *c);
-/* ... does it run on what it was told, so that it is paused before it is told anything else? */
+/* ... does it run on the load that it was sent, so that it must be paused before another one? */
 bool ws_condition_was_resumed(const struct ws_condition *c);
-/* ... may it be resumed? Not before a load that it confirmed, unless it was neither told nor abandoned. */
+/* ... may it be resumed? Not before a load that it confirmed, unless it was neither sent one nor abandoned. */
 bool ws_condition_may_run(const struct ws_condition *c);
 /* ... and can a pause without an answer still undo that? */
 bool ws_condition_may_be_paused_yet(const struct ws_condition *c);
-/* ... it ran, was paused and never told: may it go on as if nothing had been? */
+/* ... it ran, was paused and got no load: may it simply be resumed? */
 bool ws_condition_may_run_on(const struct ws_condition *c);
 
 /* --- events without a switch: refused (false, and nothing changes) while one has it --- */
@@ -126,9 +126,9 @@ bool ws_condition_may_run_on(const struct ws_condition *c);
 void ws_condition_init(struct ws_condition *c, struct ws_condition_reports reports); /* UNKNOWN, SOUND */
 void ws_condition_restore_broken(struct ws_condition *c);                            /* from the state file */
 void ws_condition_restore_uncertain(struct ws_condition *c);
-void ws_condition_added(struct ws_condition *c, bool paused); /* it was asked, and answered */
-/* What the reconciler found when it asked. current NULL: the model has no current version. *restarted: it names
- * another version than before, so that it has to be asked anew what it is. */
+void ws_condition_added(struct ws_condition *c, bool paused); /* it answered the probe */
+/* The result of the reconciler's query. current NULL: the model has no current version. *restarted: the engine
+ * reports another version than before, so it must be probed again. */
 bool ws_condition_answered(struct ws_condition *c, const struct ws_engine_serving *now, const char *current,
                            bool *restarted);
 bool ws_condition_silent(struct ws_condition *c, const char *why,

@@ -203,7 +203,7 @@ static void open_view(void *arg)
     reply_opened(rq, o);
 }
 
-/* What takes long has a thread of its own. */
+/* A view that takes long is made on a separate thread. */
 static void run_open_view(struct ws_request *rq)
 {
     const uint64_t view = ws_ino_index(rq->ino);

@@ -234,8 +234,8 @@ static void report_missing(struct ws_control *c, struct ws_controller *ctl, stru
     answer(c, ctl, m, o->released_by);
 }
 
-/* Adds a model that the release names, when it is followed and does not serve the release yet. Where nothing is
- * left to do the mount reports that once: an agent cannot see whether the mount has heard of the release. */
+/* Adds a model that the release names, if it follows and does not serve the release yet. If nothing is left to do
+ * the mount reports that once, since the agent cannot see whether the mount knows of the release. */
 static void add_released(void *arg, struct ws_model *m)
 {
     struct gather *g = arg;

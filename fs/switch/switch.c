@@ -4,7 +4,7 @@
  *
  *     prepare (pull, verify) -- fails ---> nothing was touched
  *        v
- *     gate (layout)          -- differs -> nothing was touched: no engine ever hears of it
+ *     gate (layout)          -- differs -> nothing was touched: engines get no request
  *        v
  *     .- ask what it serves  -- an engine fails --.
  *     |  v                                        |

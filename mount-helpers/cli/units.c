@@ -11,7 +11,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#define SECRET_WAIT_MS 60000 /* for a command in <(...) that asks somebody */
+#define SECRET_WAIT_MS 60000 /* for a command in <(...) that prompts the operator */
 
 static char *turn(void)
 {

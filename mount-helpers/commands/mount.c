@@ -30,7 +30,7 @@ static int list_options(void)
     return CLI_OK;
 }
 
-/* A source that is down is no error, since it may come; but whoever mounts should hear of it. */
+/* A source that is down is no error, since it may come back; but the operator should be warned. */
 static void warn_of_sources(const char *mount)
 {
     char *text = mounts_read("%s/status", mount), *save = NULL;

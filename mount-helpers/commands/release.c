@@ -113,7 +113,7 @@ static void tell_success(const json_t *release, double start)
         printf("%zu more ha%s it, and no engine attached\n", all - serve, all - serve == 1 ? "s" : "ve");
 }
 
-/* What is said at the end. alone: mounts are not all that is told. */
+/* The final message. alone: only mounts take part in the release. */
 static int conclude(const json_t *release, bool passed_time, double start, bool quiet, bool alone)
 {
     const char *phase = text_of(release, "phase");
@@ -210,7 +210,7 @@ static int take_models(const struct cli_args *args, json_t *models)
     return CLI_OK;
 }
 
-/* AstraFlow's services, and what they are told. */
+/* AstraFlow's services, and what they are sent. */
 struct services {
     const char *urls[MAX_RECEIVERS];
     size_t n;
@@ -248,8 +248,8 @@ static int take_services(const struct cli_args *args, const json_t *models, stru
     return CLI_OK;
 }
 
-/* Receivers cannot name a version: they take the newest, and would call it by the number that they are told.
- */
+/* Receivers cannot request a version: they pull the newest, and would give it the number that they are
+ * sent. */
 static int check_newest(struct ws_source *s, const struct services *to)
 {
     struct ws_error err;

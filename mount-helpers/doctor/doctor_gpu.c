@@ -146,7 +146,7 @@ static void pinned_memory(struct trial *t)
     gpu->release_pinned(t->device, host);
 }
 
-/* Does the driver hand its memory out? Nobody opens it. */
+/* Whether the driver exports a handle of its memory. The handle is not opened. */
 static void share(struct trial *t)
 {
     unsigned char handle[WS_DEVICE_HANDLE_BYTES];

@@ -53,7 +53,7 @@
 #ifndef WS_STALL_MS                 /* builds with a sanitizer are slower, and say so */
 #define WS_STALL_MS 5000            /* a broadcast without progress for so long is given up */
 #endif
-#define WS_GATHER_MS        100    /* and its sender waits so long for others once somebody asked */
+#define WS_GATHER_MS        100    /* how long its sender waits for others after the first request */
 #define WS_READ_DEADLINE_MS 120000 /* default for a read that waits for its block */
 #define WS_DEFAULT_PORT     18861
 

@@ -286,7 +286,7 @@ static int by_name(const void *a, const void *b)
 }
 
 /* The tensors must follow each other without a gap or an overlap, from the header to the file's end:
- * otherwise there would be bytes that nobody looks at, or bytes with two meanings. */
+ * otherwise some bytes would belong to no tensor, or to two. */
 static int check_cover(const struct ws_safetensors *st, struct ws_error *err)
 {
     const struct ws_tensor **order = malloc((st->n_tensors + 1) * sizeof(struct ws_tensor *));

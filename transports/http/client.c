@@ -56,7 +56,7 @@ static bool was_sent(CURL *easy)
     return curl_easy_getinfo(easy, CURLINFO_REQUEST_SIZE, &bytes) != CURLE_OK || bytes > 0;
 }
 
-/* A server that no byte was sent to has heard of nothing; of any other it is not known what it did. */
+/* A server that received no byte has done nothing; of any other server that is unknown. */
 static int explain(CURL *easy, CURLcode code, const struct ws_http_request *r,
                    const struct ws_http_transfer *t, const struct ws_http_text *reply, struct ws_error *err)
 {
@@ -184,7 +184,7 @@ int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, s
         goto out;
     }
     if (r->ca_file && r->ca_below && set_ca_below(easy, r, err) < 0) {
-        err->code = EACCES; /* whatever it was, the server has heard of nothing */
+        err->code = EACCES; /* in any case the server has received nothing */
         rc = -EACCES;
         goto out;
     }

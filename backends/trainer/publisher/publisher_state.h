@@ -84,7 +84,7 @@ struct wsync_publisher {
     struct ws_publisher_share *share; /* share/share.c; NULL: nothing is shared on GPUs */
     bool gpu_delta;                   /* wsync_config.gpu_delta */
     struct ws_publisher_delta *delta; /* of this registration; NULL: not yet */
-    char no_delta[WS_ERROR_TEXT / 2]; /* why its memory was given up for good; empty: it was not */
+    char no_delta[WS_ERROR_TEXT / 2]; /* why its memory was freed permanently; empty: it was not */
     int audit_every;                  /* wsync_config.audit */
     bool audit_warns, audit_logged;   /* logged: that this agent does no audits */
 };
@@ -134,7 +134,7 @@ WS_MUST_USE int ws_publisher_layout(const wsync_param *a, const struct ws_regist
  *   export    adds the list of changes to the body of commit; returns a descriptor that the caller owns, or
  *             -1
  *   commit    after the version was committed
- *   give_up   frees its memory for something else, for good
+ *   give_up   frees its memory permanently, for other uses
  *   describe  its part of wsync_gpu_report */
 void ws_publisher_delta_begin(struct wsync_publisher *p, const json_t *reply);
 WS_MUST_USE int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_copy_plan_delta **out,

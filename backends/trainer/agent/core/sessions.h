@@ -15,7 +15,7 @@ WS_MUST_USE int ws_session_set_lineage(struct ws_agent_model *m, const char *lin
                                        bool first, struct ws_error *err);
 /* 0: the rank is in the group and has places. -ESTALE; -ECANCELED, once: its version was given up. */
 WS_MUST_USE int ws_session_check(struct ws_session *c, struct ws_error *err);
-/* Versions up to this one were given up on some node: ranks that have not begun it are told at their begin. */
+/* A node has abandoned versions up to this one: ranks that have not begun it get that error at their begin. */
 void ws_session_record_late(struct ws_agent_model *m, uint64_t version);
 /* -ECANCELED, once: the rank begins such a version. */
 WS_MUST_USE int ws_session_check_late(struct ws_session *c, uint64_t version, struct ws_error *err);

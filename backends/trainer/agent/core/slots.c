@@ -156,8 +156,8 @@ static void describe_holders(const struct ws_agent *a, uint64_t left, struct lis
                 add(out, ", or by rank %u of %s (process %d)", r, m->name, (int)m->ranks[r]->pid);
 }
 
-/* Ranks of libwsync 0.1.0 keep slots mapped for good. The memory of closed regions is not known by owner, so it
- * would block all models for ever; where such ranks exist it is not counted. */
+/* Ranks of libwsync 0.1.0 never unmap slots. The memory of closed regions is not known by owner, so it would
+ * block all models forever; where such ranks exist it is not counted. */
 static bool has_ranks_that_never_unmap(const struct ws_agent *a)
 {
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
