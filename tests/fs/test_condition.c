@@ -76,7 +76,7 @@ static void check(const struct ws_condition *c, enum ws_engine_state state, enum
                  c->abandoned, ws_engine_state_name(state), weights, left);
 }
 
-static void test_heard(void **state)
+static void test_reports(void **state)
 {
     static const struct {
         enum ws_engine_state from;
@@ -121,7 +121,7 @@ static void test_heard(void **state)
     assert_string_equal(c.version, NEW);
 }
 
-static void test_strange(void **state)
+static void test_restarted(void **state)
 {
     const struct ws_engine_serving now = says("default", "", false);
     struct ws_condition c;
@@ -212,7 +212,7 @@ static void test_ends(void **state)
         }
 }
 
-static void test_way_back(void **state)
+static void test_rollback_target(void **state)
 {
     struct ws_condition c;
     (void)state;
@@ -468,11 +468,16 @@ static void test_failed_steps(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_heard),        cmocka_unit_test(test_strange),
-        cmocka_unit_test(test_switch),       cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_way_back),     cmocka_unit_test(test_given_up_with_a_version),
-        cmocka_unit_test(test_read),         cmocka_unit_test(test_sleep),
-        cmocka_unit_test(test_refused),      cmocka_unit_test(test_unanswered),
+        cmocka_unit_test(test_reports),
+        cmocka_unit_test(test_restarted),
+        cmocka_unit_test(test_switch),
+        cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_rollback_target),
+        cmocka_unit_test(test_given_up_with_a_version),
+        cmocka_unit_test(test_read),
+        cmocka_unit_test(test_sleep),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_unanswered),
         cmocka_unit_test(test_failed_steps),
     };
     return cmocka_run_group_tests_name("condition", tests, NULL, NULL);

@@ -84,7 +84,7 @@ static void *forget(void *arg)
 }
 
 /* Else a forget could come in between, and the engine would be back permanently. */
-static void what_is_kept_is_handed_over_in_one_go(void **state)
+static void settings_are_handed_over_atomically(void **state)
 {
     struct other o = {0};
     struct ws_desired desired;
@@ -145,7 +145,7 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(what_is_kept_is_handed_over_in_one_go),
+        TEST(settings_are_handed_over_atomically),
         TEST(current_is_read_after_the_claim),
         TEST(a_model_that_is_listed_is_not_forgotten),
     };

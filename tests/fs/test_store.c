@@ -490,7 +490,7 @@ static void headers_are_here_when_their_blocks_are(void **state)
 }
 
 /* As from an agent that now has other bytes under the same number. */
-static void a_manifest_that_is_not_what_was_listed_is_refused(void **state)
+static void a_manifest_that_differs_from_the_listing_is_refused(void **state)
 {
     struct ws_error err = {0};
     struct ws_manifest_file *f;
@@ -648,7 +648,7 @@ int main(void)
         STORE_TEST(memory_returns_after_the_last_use),
         STORE_TEST(dropping_while_it_is_pulled_ends_the_pull),
         STORE_TEST(headers_are_here_when_their_blocks_are),
-        STORE_TEST(a_manifest_that_is_not_what_was_listed_is_refused),
+        STORE_TEST(a_manifest_that_differs_from_the_listing_is_refused),
         STORE_TEST(verify_finds_a_changed_byte),
         STORE_TEST(sources_for_one_model),
         STORE_TEST(a_removed_model_does_not_come_back_by_itself),

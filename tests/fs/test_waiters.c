@@ -243,7 +243,7 @@ static void run_deadlines(void)
 }
 
 /* Present bytes are reported as present, whatever failed or timed out meanwhile. */
-static void what_came_is_no_failure(void **state)
+static void present_bytes_are_no_failure(void **state)
 {
     struct ws_version *v = slow_version(MIB);
     struct waiter late, failed, missing;
@@ -361,7 +361,7 @@ int main(void)
         STORE_TEST(failures_reach_every_waiter),
         STORE_TEST(no_such_file),
         STORE_TEST(waiters_end_with_the_store),
-        STORE_TEST(what_came_is_no_failure),
+        STORE_TEST(present_bytes_are_no_failure),
         STORE_TEST(silence_counts_from_the_last_byte),
         STORE_TEST(a_waiter_without_a_pull_ends_with_the_store),
         STORE_TEST(many_readers_of_a_filling_version),

@@ -229,7 +229,7 @@ static int fetch_delta(struct ws_source *s, const struct ws_delta_entry *o, cons
     return rc;
 }
 
-static void what_is_written_is_read(void **state)
+static void written_versions_read_back(void **state)
 {
     struct version v[3];
     struct ws_delta_entry *offers = calloc(WS_MAX_DELTA_ENTRIES, sizeof(*offers));
@@ -320,7 +320,7 @@ static void the_newest_anchors_are_kept(void **state)
         free_version(&v[i]);
 }
 
-static void a_number_is_there_once(void **state)
+static void a_number_is_listed_once(void **state)
 {
     struct version v[4], other, late;
     unsigned depth = 99;
@@ -352,7 +352,7 @@ static void a_number_is_there_once(void **state)
 
 /* --- crashes and refusals --- */
 
-static void what_a_crash_leaves_goes(void **state)
+static void crash_leftovers_are_removed(void **state)
 {
     struct version v;
     struct ws_archive *second = NULL;
@@ -385,7 +385,7 @@ static void what_a_crash_leaves_goes(void **state)
     free_version(&v);
 }
 
-static void what_fails_leaves_nothing(void **state)
+static void failed_writes_leave_nothing(void **state)
 {
     struct version v, next, resized;
     struct ws_error err = {0};
@@ -423,7 +423,7 @@ static void what_fails_leaves_nothing(void **state)
 
 /* A version with the same number and lineage but other bytes, as from a trainer restored to an older state,
  * is not the base that the delta was made from. */
-static void a_delta_hangs_on_its_very_base(void **state)
+static void a_delta_needs_its_exact_base(void **state)
 {
     struct version v, other, next;
     struct ws_error err = {0};
@@ -578,12 +578,12 @@ static void hostile_listings_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(what_is_written_is_read, begin, end),
+        cmocka_unit_test_setup_teardown(written_versions_read_back, begin, end),
         cmocka_unit_test_setup_teardown(the_newest_anchors_are_kept, begin, end),
-        cmocka_unit_test_setup_teardown(a_number_is_there_once, begin, end),
-        cmocka_unit_test_setup_teardown(what_a_crash_leaves_goes, begin, end),
-        cmocka_unit_test_setup_teardown(what_fails_leaves_nothing, begin, end),
-        cmocka_unit_test_setup_teardown(a_delta_hangs_on_its_very_base, begin, end),
+        cmocka_unit_test_setup_teardown(a_number_is_listed_once, begin, end),
+        cmocka_unit_test_setup_teardown(crash_leftovers_are_removed, begin, end),
+        cmocka_unit_test_setup_teardown(failed_writes_leave_nothing, begin, end),
+        cmocka_unit_test_setup_teardown(a_delta_needs_its_exact_base, begin, end),
         cmocka_unit_test_setup_teardown(chains_end, begin, end),
         cmocka_unit_test_setup_teardown(damage_is_named, begin, end),
         cmocka_unit_test_setup_teardown(hostile_listings_are_refused, begin, end),

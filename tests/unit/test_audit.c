@@ -99,7 +99,7 @@ static void replicas_are_found(void **state)
 }
 
 /* Each chunk is in one share of a round, and a share is at most half of the offload, or one chunk. */
-static void shares_come_round(void **state)
+static void shares_rotate(void **state)
 {
     const uint64_t offload = 2 * 1024 * (20480 + 1 + 2048UL);
     struct placed p;
@@ -174,7 +174,7 @@ static void differences_are_named(void **state)
 }
 
 /* Two nodes with two ranks each; all hold the same tensors. */
-static void nodes_tell_each_other(void **state)
+static void nodes_exchange_audits(void **state)
 {
     static const unsigned node_of[] = {0, 0, 1, 1};
     struct placed p;
@@ -424,7 +424,7 @@ static void diverged_ones_are_refused(void **state)
     end();
 }
 
-static void it_may_warn_or_be_off(void **state)
+static void audits_may_warn_or_be_off(void **state)
 {
     (void)state;
     start(0, 1);
@@ -524,7 +524,7 @@ static void *register_raw(void *arg)
 }
 
 /* One rank's library has no audits: the other rank is not asked for any, and the version is published. */
-static void an_old_library_goes_on(void **state)
+static void an_old_library_publishes_without_audits(void **state)
 {
     struct ws_error err = {0};
     static uint16_t values[4 * 1024];
@@ -562,12 +562,17 @@ static void an_old_library_goes_on(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(replicas_are_found),        cmocka_unit_test(shares_come_round),
-        cmocka_unit_test(differences_are_named),     cmocka_unit_test(nodes_tell_each_other),
-        cmocka_unit_test(equal_ones_are_published),  cmocka_unit_test(diverged_ones_are_refused),
-        cmocka_unit_test(it_may_warn_or_be_off),     cmocka_unit_test(later_ones_are_audited),
-        cmocka_unit_test(a_registration_is_audited), cmocka_unit_test(nodes_are_compared),
-        cmocka_unit_test(an_old_library_goes_on),
+        cmocka_unit_test(replicas_are_found),
+        cmocka_unit_test(shares_rotate),
+        cmocka_unit_test(differences_are_named),
+        cmocka_unit_test(nodes_exchange_audits),
+        cmocka_unit_test(equal_ones_are_published),
+        cmocka_unit_test(diverged_ones_are_refused),
+        cmocka_unit_test(audits_may_warn_or_be_off),
+        cmocka_unit_test(later_ones_are_audited),
+        cmocka_unit_test(a_registration_is_audited),
+        cmocka_unit_test(nodes_are_compared),
+        cmocka_unit_test(an_old_library_publishes_without_audits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

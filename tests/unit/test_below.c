@@ -132,7 +132,7 @@ static void *rename_others(void *stop)
     return NULL;
 }
 
-static void test_while_others_are_renamed(void **state)
+static void test_concurrent_renames(void **state)
 {
     atomic_bool stop = false;
     pthread_t thread;
@@ -152,6 +152,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_inside), cmocka_unit_test(test_outside),
                                        cmocka_unit_test(test_read),
-                                       cmocka_unit_test(test_while_others_are_renamed)};
+                                       cmocka_unit_test(test_concurrent_renames)};
     return cmocka_run_group_tests(tests, make, clean);
 }

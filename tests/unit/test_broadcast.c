@@ -171,7 +171,7 @@ static struct ws_sender_joiner joiner(const char *who, uint64_t version)
 }
 
 /* Two mounts are known, one of them joins: the other is waited for while its lease runs, and no longer. */
-static void test_who_is_waited_for(void **state)
+static void test_mounts_that_are_waited_for(void **state)
 {
     (void)state;
     struct ws_fleet_mount b = {.mount_id = (char *)(uintptr_t) "b:/wsync"};
@@ -221,7 +221,7 @@ static struct ws_sender_joiner *waiting(struct ws_sender *all, const char *who, 
 }
 
 /* Those that want the same as the first, one per device, in their order. */
-static void test_who_takes_part(void **state)
+static void test_mounts_that_take_part(void **state)
 {
     struct ws_sender all = {0};
     (void)state;
@@ -242,7 +242,7 @@ static void test_who_takes_part(void **state)
     ws_sender_joiners_free(&all.waiting);
 }
 
-static void test_who_asks_no_more(void **state)
+static void test_mounts_that_left(void **state)
 {
     const uint64_t now = 10 * HOUR_NS;
     struct ws_sender all = {0};
@@ -270,7 +270,7 @@ static int ask_for(struct ws_agent *a, const char *digest, int release, const ch
 }
 
 /* A mount may join if it wants the same bytes, with this NCCL release, on another device. */
-static void test_who_may_ask(void **state)
+static void test_mounts_that_may_join(void **state)
 {
     struct ws_agent *a = calloc(1, sizeof(*a));
     struct ws_sender all = {.runs = true, .uuid = "GPU-0"};
@@ -318,10 +318,10 @@ int main(void)
         cmocka_unit_test(test_hostile_runs),
         cmocka_unit_test(test_buckets),
         cmocka_unit_test(test_ids),
-        cmocka_unit_test(test_who_is_waited_for),
-        cmocka_unit_test(test_who_takes_part),
-        cmocka_unit_test(test_who_asks_no_more),
-        cmocka_unit_test(test_who_may_ask),
+        cmocka_unit_test(test_mounts_that_are_waited_for),
+        cmocka_unit_test(test_mounts_that_take_part),
+        cmocka_unit_test(test_mounts_that_left),
+        cmocka_unit_test(test_mounts_that_may_join),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

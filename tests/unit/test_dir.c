@@ -205,7 +205,7 @@ static void without_descriptors_nothing_is_lost(void **state)
 }
 
 /* It is not taken for a version that never existed. */
-static void a_version_that_cannot_be_read_is_said_once(void **state)
+static void an_unreadable_version_is_logged_once(void **state)
 {
     const struct world *w = *state;
     const int log = memfd_create("log", MFD_CLOEXEC), was = dup(STDERR_FILENO);
@@ -243,7 +243,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_folder_that_is_away_has_not_lost_its_versions, open_world,
                                         close_world),
         cmocka_unit_test_setup_teardown(an_entry_that_comes_twice_is_listed_once, open_world, close_world),
-        cmocka_unit_test_setup_teardown(a_version_that_cannot_be_read_is_said_once, open_world, close_world),
+        cmocka_unit_test_setup_teardown(an_unreadable_version_is_logged_once, open_world, close_world),
         cmocka_unit_test_setup_teardown(without_descriptors_nothing_is_lost, open_world, close_world),
         cmocka_unit_test_setup_teardown(a_file_that_was_written_to_is_hashed_again, open_world, close_world),
     };

@@ -33,7 +33,7 @@ static void test_find(void **state)
         assert_string_equal(ws_engine_find(kinds[i])->kind, kinds[i]);
 }
 
-static void test_nobody_there(void **state)
+static void test_no_server(void **state)
 {
     struct ws_engine_serving now;
     struct engine e;
@@ -95,7 +95,7 @@ static const struct odd {
     {{NULL, BAD_JSON, 503, "Service Unavailable"}, -EREMOTEIO, -EREMOTEIO},
 };
 
-static void test_odd_answers(void **state)
+static void test_malformed_answers(void **state)
 {
     (void)state;
     for (size_t i = 0; i < LENGTH(odd); i++) {
@@ -196,7 +196,7 @@ static void test_ca_file(void **state)
 
 /* A fact that an engine cannot report for a moment, as behind a gateway, is neither a missing route nor a
  * default setting. */
-static void test_facts_that_are_not_told(void **state)
+static void test_unreported_facts(void **state)
 {
     static const struct bad_step sglang[] = {{"/model_info", BAD_JSON, 200, INFO_OF("/m", "1")},
                                              {"GET /update_weights_from_disk", BAD_JSON, 405, "{}"},
@@ -338,13 +338,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_find),
-        TEST(test_nobody_there),
-        TEST(test_odd_answers),
+        TEST(test_no_server),
+        TEST(test_malformed_answers),
         TEST(test_hanging),
         TEST(test_hanging_at_the_end),
         TEST(test_long_fields),
         TEST(test_ca_file),
-        TEST(test_facts_that_are_not_told),
+        TEST(test_unreported_facts),
         TEST(test_wrong_kind),
         TEST(test_flush_answers),
         TEST(test_other_key_is_not_shown),

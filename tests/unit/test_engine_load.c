@@ -220,7 +220,7 @@ static int sleep_on(const struct ws_engine_target *t, const char *path, const ch
     return ws_error_set(e, EAGAIN, "it sleeps");
 }
 
-static void test_load_that_is_never_heard(void **state)
+static void test_load_never_received(void **state)
 {
     static const struct ws_engine_ops ops = {.serving = say_named, .label = take_label, .load = sleep_on};
     struct engine e = {0};
@@ -267,10 +267,10 @@ static void test_lost_reply_with_a_label_of_no_effect(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_load_is_sent_once),        TEST(test_dies_of_a_request),
-        TEST(test_dies_after_a_load),        TEST(test_timed_out_under_its_own_name),
-        TEST(test_update_under_one_name),    TEST(test_lost_reply_without_a_label),
-        TEST(test_load_that_is_never_heard), TEST(test_lost_reply_with_a_label_of_no_effect),
+        TEST(test_load_is_sent_once),     TEST(test_dies_of_a_request),
+        TEST(test_dies_after_a_load),     TEST(test_timed_out_under_its_own_name),
+        TEST(test_update_under_one_name), TEST(test_lost_reply_without_a_label),
+        TEST(test_load_never_received),   TEST(test_lost_reply_with_a_label_of_no_effect),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

@@ -24,7 +24,7 @@ static void pair(int sock[2])
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sock), 0);
 }
 
-static void nobody_reads(void **state)
+static void peer_does_not_read(void **state)
 {
     int sock[2];
     struct ws_error err = {0};
@@ -43,7 +43,7 @@ static void nobody_reads(void **state)
     close(sock[1]);
 }
 
-static void nobody_answers(void **state)
+static void no_answer(void **state)
 {
     int sock[2];
     struct ws_error err = {0};
@@ -106,7 +106,7 @@ static void a_lost_request_ends_no_lease(void **state)
 
 /* Descriptors that came with an invalid answer are closed exactly once, so that no later close hits reused
  * numbers. */
-static void descriptors_of_no_answer(void **state)
+static void descriptors_of_an_invalid_answer(void **state)
 {
     int sock[2], fd = -1;
     struct ws_error err = {0};
@@ -133,7 +133,7 @@ static void descriptors_of_no_answer(void **state)
 }
 
 /* A message needs all of its descriptors: a version mapped without its last file would be another one. */
-static void descriptors_that_are_lost(void **state)
+static void missing_descriptors(void **state)
 {
     const uint32_t head[] = {0x31465357U, 2, 1}; /* it announces one */
     int sock[2], got[2], more[2];
@@ -208,12 +208,12 @@ static void many_descriptors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nobody_reads),
-        cmocka_unit_test(nobody_answers),
+        cmocka_unit_test(peer_does_not_read),
+        cmocka_unit_test(no_answer),
         cmocka_unit_test(silence_ends_no_lease),
         cmocka_unit_test(a_lost_request_ends_no_lease),
-        cmocka_unit_test(descriptors_of_no_answer),
-        cmocka_unit_test(descriptors_that_are_lost),
+        cmocka_unit_test(descriptors_of_an_invalid_answer),
+        cmocka_unit_test(missing_descriptors),
         cmocka_unit_test(many_descriptors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -203,7 +203,7 @@ static void wait_until(bool (*is)(const struct ws_agent_model *m))
 
 /* --- the tests --- */
 
-static void late_ranks_hear_of_it(void **state)
+static void late_ranks_get_the_error(void **state)
 {
     (void)state;
     start();
@@ -251,7 +251,7 @@ static void it_may_be_written_again(void **state)
 }
 
 /* It has the same numbers. */
-static void another_lineage_is_none_of_it(void **state)
+static void another_lineage_is_unaffected(void **state)
 {
     (void)state;
     start();
@@ -349,7 +349,7 @@ static void an_older_answer_undoes_nothing(void **state)
 }
 
 /* A node hashes an abandoned version to its end, while others continue and abandon the next one. */
-static void what_ends_late_undoes_nothing(void **state)
+static void a_late_end_undoes_nothing(void **state)
 {
     struct ws_agent_model *m;
     struct ws_version_id next;
@@ -371,7 +371,7 @@ static void what_ends_late_undoes_nothing(void **state)
 }
 
 /* A reason so long that it is cut, inside a character, where the nodes prefix it with their names. */
-static void a_long_reason_is_heard(void **state)
+static void a_long_reason_is_reported(void **state)
 {
     static const char letter[] = "\xE2\x82\xAC"; /* a euro sign */
     char why[1024] = "";
@@ -393,15 +393,11 @@ static void a_long_reason_is_heard(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(late_ranks_hear_of_it),
-        cmocka_unit_test(a_rank_that_ended_comes_back),
-        cmocka_unit_test(it_may_be_written_again),
-        cmocka_unit_test(another_lineage_is_none_of_it),
-        cmocka_unit_test(a_node_that_is_behind_catches_up),
-        cmocka_unit_test(given_up_while_it_is_prepared),
-        cmocka_unit_test(an_older_answer_undoes_nothing),
-        cmocka_unit_test(what_ends_late_undoes_nothing),
-        cmocka_unit_test(a_long_reason_is_heard),
+        cmocka_unit_test(late_ranks_get_the_error),         cmocka_unit_test(a_rank_that_ended_comes_back),
+        cmocka_unit_test(it_may_be_written_again),          cmocka_unit_test(another_lineage_is_unaffected),
+        cmocka_unit_test(a_node_that_is_behind_catches_up), cmocka_unit_test(given_up_while_it_is_prepared),
+        cmocka_unit_test(an_older_answer_undoes_nothing),   cmocka_unit_test(a_late_end_undoes_nothing),
+        cmocka_unit_test(a_long_reason_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -101,7 +101,7 @@ static void test_at_once(void **state)
     assert_nothing_stays();
 }
 
-static void test_what_is_there(void **state)
+static void test_existing_files(void **state)
 {
     struct ws_ipc_server *s, *other;
     (void)state;
@@ -119,7 +119,7 @@ static void test_what_is_there(void **state)
 }
 
 /* An agent of 0.1.0 that is stopped, with a full queue, counts as running. */
-static void test_that_does_not_answer(void **state)
+static void test_a_stopped_agent_keeps_its_socket(void **state)
 {
     struct ws_ipc_server *s;
     int socks[8], n = 0, fd = left(0);
@@ -139,8 +139,8 @@ static void test_that_does_not_answer(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_at_once), cmocka_unit_test(test_what_is_there),
-                                       cmocka_unit_test(test_that_does_not_answer)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_at_once), cmocka_unit_test(test_existing_files),
+                                       cmocka_unit_test(test_a_stopped_agent_keeps_its_socket)};
     if (!private_path(path, sizeof(path), "place.sock"))
         return 1;
     return cmocka_run_group_tests_name("place", tests, NULL, NULL);

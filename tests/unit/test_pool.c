@@ -360,7 +360,7 @@ static void test_a_reserve_that_is_made_counts(void **state)
     ws_pool_free(p);
 }
 
-static void test_free_waits_for_nobody(void **state)
+static void test_free_does_not_wait(void **state)
 {
     struct ws_pool *p = make(1024 * MIB);
     int fd = -1;
@@ -484,7 +484,7 @@ int main(void)
         cmocka_unit_test(test_trim),
         cmocka_unit_test(test_get_claims_its_reserve),
         cmocka_unit_test(test_a_reserve_that_is_made_counts),
-        cmocka_unit_test(test_free_waits_for_nobody),
+        cmocka_unit_test(test_free_does_not_wait),
         cmocka_unit_test(test_readers_never_see_the_next_version),
     };
     unsetenv("WSYNC_REGION");

@@ -483,7 +483,7 @@ static void offload_all(struct half *h, uint64_t version)
 }
 
 /* Its slot is being prepared when the last rank's successor finds that it has ended. */
-static void nobody_is_left_to_write_it(void **state)
+static void the_last_writer_has_ended(void **state)
 {
     struct world w;
     struct ws_error err = {0};
@@ -698,7 +698,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_comes_back_with_another_base),
         cmocka_unit_test(a_rank_dies_before_it_begins),
         cmocka_unit_test(a_rank_ends_while_it_waits),
-        cmocka_unit_test(nobody_is_left_to_write_it),
+        cmocka_unit_test(the_last_writer_has_ended),
         cmocka_unit_test(other_kinds_are_refused),
         cmocka_unit_test(huge_shards_of_0_1_0_are_taken),
         cmocka_unit_test(a_bad_message_is_answered),

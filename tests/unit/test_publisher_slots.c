@@ -239,7 +239,7 @@ static void *look(void *arg)
 }
 
 /* The slots are inspected while one after the other is laid out again. */
-static void slots_are_looked_at(void **state)
+static void slots_are_inspected(void **state)
 {
     struct publishing w;
     struct ws_error err = {0};
@@ -422,7 +422,7 @@ int main(void)
         cmocka_unit_test(a_refused_commit_ends_its_version),
         cmocka_unit_test(old_ranks_keep_slots),
         cmocka_unit_test(old_ranks_change_layouts),
-        cmocka_unit_test(slots_are_looked_at),
+        cmocka_unit_test(slots_are_inspected),
         cmocka_unit_test(ranks_that_keep_nothing),
         cmocka_unit_test(readers_hold_slots),
     };

@@ -277,7 +277,7 @@ static void test_key_in_a_reply(void **state)
 }
 
 /* "success" counts only if the engine then reports the version. */
-static void test_success_that_is_none(void **state)
+static void test_false_success(void **state)
 {
     static const struct bad_step steps[] = {
         {"/update_weights_from_disk", BAD_JSON, 200, "{\"success\":true,\"message\":\"done\"}"},
@@ -391,7 +391,7 @@ static void test_sglang_with_tokenizer_workers(void **state)
 }
 
 /* Several workers of a release whose schedulers do not report their weights. */
-static void test_sglang_workers_that_cannot_say(void **state)
+static void test_sglang_workers_without_reports(void **state)
 {
     static const struct bad_step steps[] = {
         {"/model_info", BAD_JSON, 200, INFO_OF("/m", "1")},
@@ -447,13 +447,13 @@ int main(void)
         TEST(test_bad_options),
         cmocka_unit_test(test_dies_without_a_reply),
         TEST(test_key_in_a_reply),
-        TEST(test_success_that_is_none),
+        TEST(test_false_success),
         TEST(test_server_that_only_knows_abort),
         TEST(test_older_model_info),
         TEST(test_sglang_that_does_not_settle),
         TEST(test_sglang_of_dummy_weights),
         TEST(test_sglang_with_tokenizer_workers),
-        TEST(test_sglang_workers_that_cannot_say),
+        TEST(test_sglang_workers_without_reports),
         TEST(test_sglang_with_images),
     };
 
