@@ -148,14 +148,14 @@ $(B)/wsync.pc: backends/trainer/wsync.pc.in Makefile $(B)/.prefix
 	$(call say,GEN,$@)sed -e 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(LIBDIR)|g; s|@INCLUDEDIR@|$(INCLUDEDIR)|g; s|@VERSION@|$(VERSION)|g' $< >$@
 
 # Commands' pages are printed by the command itself; all else is written in mount-helpers/manual.
-MANUALS := $(patsubst mount-helpers/manual/%.scd,$(TOP)/man/%,$(wildcard mount-helpers/manual/*.scd))
+MANUALS := $(patsubst mount-helpers/manual/%.scd,$(B)/man/%,$(wildcard mount-helpers/manual/*.scd))
 .PHONY: man
-man: $(TOP)/man/.stamp $(MANUALS)
-$(TOP)/man/.stamp: $(TOP)/wsync
+man: $(B)/man/.stamp $(MANUALS)
+$(B)/man/.stamp: $(B)/wsync
 	@mkdir -p $(@D)
-	$(call say,MAN,$(@D))set -e; $(TOP)/wsync help --man >$(@D)/wsync.1; \
-	for c in $$($(TOP)/wsync help --list); do $(TOP)/wsync help --man $$c >$(@D)/wsync-$$c.1; done; touch $@
-$(MANUALS): $(TOP)/man/%: mount-helpers/manual/%.scd
+	$(call say,MAN,$(@D))set -e; $(B)/wsync help --man >$(@D)/wsync.1; \
+	for c in $$($(B)/wsync help --list); do $(B)/wsync help --man $$c >$(@D)/wsync-$$c.1; done; touch $@
+$(MANUALS): $(B)/man/%: mount-helpers/manual/%.scd
 	@mkdir -p $(@D)
 	$(call say,MAN,$@)scdoc <$< >$@.part && mv $@.part $@
 
@@ -225,10 +225,10 @@ deps-lint:
 	$(Q).ci/deps lint
 demo: deps-test ## install what it needs, build, run the whole life of a model
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all
-	$(Q)WSYNC=$(CURDIR)/$(TOP)/wsync BUILD=$(CURDIR)/$(TOP) PYTHON=$$(.ci/python) mount-helpers/demo/demo.sh
+	$(Q)WSYNC=$(CURDIR)/$(B)/wsync BUILD=$(CURDIR)/$(TOP) PYTHON=$$(.ci/python) mount-helpers/demo/demo.sh
 demo-rl: deps-real ## fetch vLLM and torch (several GB, once), build, train a tiny model with them for real (ARGS=--help)
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all
-	$(Q)WSYNC=$(CURDIR)/$(TOP)/wsync BUILD=$(CURDIR)/$(TOP) $$(.ci/python real) mount-helpers/demo/demo-rl.py $(ARGS)
+	$(Q)WSYNC=$(CURDIR)/$(B)/wsync BUILD=$(CURDIR)/$(TOP) $$(.ci/python real) mount-helpers/demo/demo-rl.py $(ARGS)
 test: deps-test ## install what it needs, build, pass the tests
 	$(Q)tests/run
 test-sanitizers: deps-test ## the tests again with the address, undefined and thread sanitizers (SAN=one of them)
@@ -274,7 +274,7 @@ install: all man ## install command, mount helper, library, manual pages (PREFIX
 	ln -sf libwsync.so.0 $(DESTDIR)$(LIBDIR)/libwsync.so
 	install -Dm644 $(B)/libwsync.a $(DESTDIR)$(LIBDIR)/libwsync.a
 	install -Dm644 $(B)/wsync.pc $(DESTDIR)$(LIBDIR)/pkgconfig/wsync.pc
-	install -Dm644 -t $(DESTDIR)$(MANDIR)/man1 $(TOP)/man/*.1
+	install -Dm644 -t $(DESTDIR)$(MANDIR)/man1 $(B)/man/*.1
 	install -Dm644 -t $(DESTDIR)$(MANDIR)/man5 $(filter %.5,$(MANUALS))
 	install -Dm644 -t $(DESTDIR)$(MANDIR)/man7 $(filter %.7,$(MANUALS))
 	install -d $(DESTDIR)$(MANDIR)/man8

@@ -1,13 +1,12 @@
 """Certificate authorities and the certificates that they sign, by trustme; a proxy that ends TLS before a server."""
 import contextlib
 import datetime
-import socket
 import ssl
-import threading
 
 import pytest
 
-from world import at_end, unique
+from proxy import Proxy
+from world import unique
 
 trustme = pytest.importorskip("trustme", reason="trustme is not installed, as PyPI could not be reached")
 
@@ -31,40 +30,25 @@ class Authority:
         return cert, key
 
 
-class Tls:
-    """Ends TLS before a server. While the server is away, new connections are accepted and closed, as by a TLS pass-through proxy."""
+class Tls(Proxy):
+    """Ends TLS before a server. While .away is set, new connections are closed once the client has spoken, as by a proxy that passes TLS
+    through to a server that is not there; .closed counts them."""
+
+    scheme = "https"
 
     def __init__(self, port):
         authority = Authority()
         self.ca = authority.file
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(*authority.certificate())
-        self.port, self.away, self.closed = port, False, 0
-        self.server = socket.create_server(("127.0.0.1", 0))
-        self.url = f"https://127.0.0.1:{self.server.getsockname()[1]}"
-        at_end(self.server.close)
-        at_end(self.server.shutdown, socket.SHUT_RDWR)
-        threading.Thread(target=self.accept, daemon=True).start()
+        self.away, self.closed = False, 0
+        super().__init__(port)
 
-    def accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                threading.Thread(target=self.carry, args=self.server.accept()[:1], daemon=True).start()
-
-    def carry(self, plain):
+    def carry(self, near):
         if self.away:
             self.closed += 1
-            with plain:
-                plain.recv(4096)
+            with near:
+                near.recv(4096)
             return
-        with contextlib.suppress(OSError), self.context.wrap_socket(plain, server_side=True) as near, \
-                socket.create_connection(("127.0.0.1", self.port)) as far:
-            threading.Thread(target=self.pump, args=(far, near), daemon=True).start()
-            self.pump(near, far)
-
-    @staticmethod
-    def pump(source, sink):
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_RDWR)
+            super().carry(self.context.wrap_socket(near, server_side=True))

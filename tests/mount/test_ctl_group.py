@@ -8,6 +8,7 @@ import tempfile
 import threading
 
 from certificates import Tls
+from proxy import Wire
 from world import *
 
 GID = 4242
@@ -328,30 +329,6 @@ def test_certificates_of_others():
     leads_out(mount)
     wait_for(lambda: by_group(mount, "2", "actor/version") == 0, "the switch")
     assert engine.serves() == "2"
-
-
-class Wire:
-    """A proxy before a server that records what is sent."""
-
-    def __init__(self, port):
-        self.port, self.heard = port, b""
-        self.server = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.server.getsockname()[1]}"
-        at_end(self.server.close)
-        at_end(self.server.shutdown, socket.SHUT_RDWR)
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                threading.Thread(target=self.carry, args=self.server.accept()[:1], daemon=True).start()
-
-    def carry(self, near):
-        with contextlib.suppress(OSError), near, socket.create_connection(("127.0.0.1", self.port)) as far:
-            threading.Thread(target=Tls.pump, args=(far, near), daemon=True).start()
-            while data := near.recv(1 << 16):
-                self.heard += data
-                far.sendall(data)
 
 
 def test_words_are_kept():

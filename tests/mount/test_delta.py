@@ -8,6 +8,7 @@ import mmap
 import os
 import threading
 
+from proxy import Gate
 from world import *
 
 

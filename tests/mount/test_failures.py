@@ -8,6 +8,7 @@ import subprocess
 import threading
 
 from certificates import Tls
+from proxy import Slow
 from world import *
 
 READERS = os.path.join(BUILD, "tests/tools/readers")

@@ -8,6 +8,7 @@ import threading
 import time
 
 import xxhash
+from proxy import Slow
 from world import *
 
 

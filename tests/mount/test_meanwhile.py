@@ -1,4 +1,5 @@
 """Commands that look at a mount while it changes: a model is removed, a link is switched, a source dies, a daemon is started anew."""
+from proxy import Gate
 from world import *
 
 MIB = 1 << 20
@@ -16,6 +17,7 @@ def test_a_model_is_removed():
     "status and ls of all models pass over one that is removed while they read"
     agent, _ = world(1)
     mount = Mount(agent.url)
+    mount.wait_version("actor", 1)
     over = threading.Event()
     at_end(over.set)
 

@@ -15,6 +15,7 @@ import time
 import pytest
 
 from certificates import Authority
+from proxy import Gate
 from world import *
 
 BLOCK = 4 << 20
@@ -34,7 +35,7 @@ class Relay(Mount):
 
 
 class Drip(Gate):
-    """A proxy: one connection for files gets a trickle, just more than the limit for a dead peer; all other connections for files are closed."""
+    """One connection for files gets a trickle, just more than the limit for a dead peer; all other connections for files are closed."""
 
     def __init__(self, url):
         self.dripping = False
@@ -42,24 +43,20 @@ class Drip(Gate):
 
     def serve(self, near, far):
         first = near.recv(1 << 16)
-        if b"/files/" not in first:
-            threading.Thread(target=self.pump, args=(far, near, False), daemon=True).start()
-            with contextlib.suppress(OSError):
-                far.sendall(first)
-            return self.pump(near, far, False)
+        if not self.is_of_files(first):
+            far.sendall(first)
+            return self.pass_both(near, far, False)
         with self.changed:
             first_one, self.dripping = not self.dripping, True
-        with contextlib.suppress(OSError):
-            if first_one:
-                far.sendall(first)
-                while data := far.recv(1000):
-                    near.sendall(data)
-                    time.sleep(0.04)
-            near.shutdown(socket.SHUT_RDWR)
+        if first_one:
+            far.sendall(first)
+            while data := far.recv(1000):
+                near.sendall(data)
+                time.sleep(0.04)
 
 
 class Distant(Gate):
-    """A proxy: one connection for files gets nothing at first, as over a long round trip; all others are closed. Once opened it is transparent."""
+    """One connection for files gets nothing at first, as over a long round trip; all others are closed. Once opened it is transparent."""
 
     def __init__(self, url):
         self.holds = self.opened = False
@@ -68,14 +65,11 @@ class Distant(Gate):
     def serve(self, near, far):
         first = near.recv(1 << 16)
         with self.changed:
-            closes = b"/files/" in first and self.holds and not self.opened
-            self.holds = self.holds or b"/files/" in first
-        if closes:
-            return near.shutdown(socket.SHUT_RDWR)
-        threading.Thread(target=self.pump, args=(far, near, b"/files/" in first), daemon=True).start()
-        with contextlib.suppress(OSError):
+            closes = self.is_of_files(first) and self.holds and not self.opened
+            self.holds = self.holds or self.is_of_files(first)
+        if not closes:
             far.sendall(first)
-        self.pump(near, far, False)
+            self.pass_both(near, far, self.is_of_files(first))
 
     def open(self):
         self.opened = True

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import termios
 
+from proxy import Slow
 from world import *
 
 NAMES = {f"model.layers.{i}.self_attn.q_proj.weight": ("BF16", [64, 64]) for i in range(3)}
