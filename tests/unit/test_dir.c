@@ -237,11 +237,44 @@ static void an_entry_that_comes_twice_is_listed_once(void **state)
     each_twice = false;
 }
 
+/* A number that JSON cannot have would make the list unreadable for all models. */
+static void a_folder_with_too_large_a_number_is_no_version(void **state)
+{
+    const struct world *w = *state;
+    char from[256], to[256], *before = listing(w);
+    snprintf(from, sizeof(from), "%s/m/7", w->root);
+    snprintf(to, sizeof(to), "%s/m/9223372036854775808", w->root);
+    assert_non_null(strstr(before, "\"version\":7"));
+    free(before);
+    assert_int_equal(rename(from, to), 0);
+    char *after = listing(w);
+    assert_null(strstr(after, "\"version\""));
+    free(after);
+    assert_int_equal(rename(to, from), 0);
+}
+
+static void hashing_stops_when_it_is_cancelled(void **state)
+{
+    const struct world *w = *state;
+    struct ws_manifest *m = NULL;
+    struct ws_error err;
+    atomic_bool cancel = true;
+    free(listing(w));
+    assert_int_equal(ws_source_manifest(w->source, "m", 7, NULL, &cancel, &m, &err), -ECANCELED);
+    cancel = false;
+    if (ws_source_manifest(w->source, "m", 7, NULL, &cancel, &m, &err) < 0)
+        fail_msg("%s", err.text);
+    ws_manifest_free(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_folder_that_is_away_has_not_lost_its_versions, open_world,
                                         close_world),
+        cmocka_unit_test_setup_teardown(a_folder_with_too_large_a_number_is_no_version, open_world,
+                                        close_world),
+        cmocka_unit_test_setup_teardown(hashing_stops_when_it_is_cancelled, open_world, close_world),
         cmocka_unit_test_setup_teardown(an_entry_that_comes_twice_is_listed_once, open_world, close_world),
         cmocka_unit_test_setup_teardown(an_unreadable_version_is_logged_once, open_world, close_world),
         cmocka_unit_test_setup_teardown(without_descriptors_nothing_is_lost, open_world, close_world),

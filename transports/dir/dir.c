@@ -126,15 +126,30 @@ static int copy_version(const struct ws_dir_version *v, struct ws_dir_version *o
     return out->model && out->path ? 0 : ws_error_set(err, ENOMEM, "no memory for a manifest");
 }
 
+/* One version is hashed at a time. */
+static int begin_hashing(struct dir_source *s, const atomic_bool *cancel, struct ws_error *err)
+{
+    struct timespec until;
+    do {
+        if (cancel && atomic_load(cancel))
+            return ws_error_set(err, ECANCELED, "the wait for a manifest was stopped");
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += STEP_MS * 1000000L;
+        until.tv_sec += until.tv_nsec / 1000000000L;
+        until.tv_nsec %= 1000000000L;
+    } while (pthread_mutex_timedlock(&s->hashing, &until) != 0);
+    return 0;
+}
+
 static int dir_manifest(struct ws_source *source, const char *model, uint64_t number, const char *lineage,
                         const atomic_bool *cancel, struct ws_manifest **out, struct ws_error *err)
 {
-    (void)cancel;
     struct dir_source *s = (struct dir_source *)source;
     struct ws_dir_version copy = {0};
-    int rc = 0;
     (void)lineage;
-    pthread_mutex_lock(&s->hashing);
+    int rc = begin_hashing(s, cancel, err);
+    if (rc < 0)
+        return rc;
     pthread_mutex_lock(&s->lock);
     if (s->scan.seq == 0)
         rc = ws_dir_scan(&s->scan, err);
@@ -149,7 +164,7 @@ static int dir_manifest(struct ws_source *source, const char *model, uint64_t nu
         rc = copy_version(v, &copy, err);
     pthread_mutex_unlock(&s->lock);
     if (rc == 0 && copy.path) {
-        rc = ws_dir_manifest(&s->scan, &copy, out, err);
+        rc = ws_dir_manifest(&s->scan, &copy, cancel, out, err);
         pthread_mutex_lock(&s->lock);
         v = ws_dir_scan_find(&s->scan, model, number);
         if (rc == 0 && v && !v->manifest) {

@@ -11,13 +11,21 @@
 
 struct hash_job {
     struct ws_manifest_file *file;
+    const atomic_bool *cancel; /* may be NULL */
     int fd;
     int error;
 };
 
+static bool is_cancelled(const atomic_bool *cancel)
+{
+    return cancel && atomic_load(cancel);
+}
+
 static void hash_block(void *arg, size_t i)
 {
     struct hash_job *j = arg;
+    if (is_cancelled(j->cancel))
+        return;
     const size_t n = ws_manifest_block_bytes(j->file, i);
     unsigned char *buffer = malloc(n);
     const ssize_t got = buffer ? ws_file_read(j->fd, buffer, n, i * WS_BLOCK_BYTES) : -ENOMEM;
@@ -29,13 +37,16 @@ static void hash_block(void *arg, size_t i)
 }
 
 /* Of the files in the order of the folder, which is the manifest's. */
-static int hash_folder(struct ws_manifest *m, const struct ws_folder *folder, struct ws_error *err)
+static int hash_folder(struct ws_manifest *m, const struct ws_folder *folder, const atomic_bool *cancel,
+                       struct ws_error *err)
 {
     struct ws_workers *w = ws_workers_new(ws_cpu_cores(0), 5);
     int rc = w ? 0 : ws_error_set(err, ENOMEM, "no memory for workers");
     for (size_t i = 0; rc == 0 && i < m->n_files; i++) {
         const char *name = folder->files[i].path;
-        struct hash_job j = {.file = &m->files[i], .fd = ws_folder_file_open(folder, &folder->files[i], err)};
+        struct hash_job j = {.file = &m->files[i],
+                             .cancel = cancel,
+                             .fd = ws_folder_file_open(folder, &folder->files[i], err)};
         struct stat st;
         if (j.fd < 0) {
             rc = j.fd;
@@ -49,14 +60,16 @@ static int hash_folder(struct ws_manifest *m, const struct ws_folder *folder, st
         if (j.error)
             rc = ws_error_set(err, j.error == ENODATA ? ESTALE : j.error, "cannot hash %s: %s", name,
                               j.error == ENODATA ? "it shrank meanwhile" : strerror(j.error));
+        else if (rc == 0 && is_cancelled(cancel))
+            rc = ws_error_set(err, ECANCELED, "the hashing of %s was stopped", name);
         close(j.fd);
     }
     ws_workers_free(w);
     return rc;
 }
 
-int ws_dir_manifest(const struct ws_dir_scan *s, struct ws_dir_version *v, struct ws_manifest **out,
-                    struct ws_error *err)
+int ws_dir_manifest(const struct ws_dir_scan *s, struct ws_dir_version *v, const atomic_bool *cancel,
+                    struct ws_manifest **out, struct ws_error *err)
 {
     struct ws_folder *folder;
     struct ws_manifest *m = NULL;
@@ -75,7 +88,7 @@ int ws_dir_manifest(const struct ws_dir_scan *s, struct ws_dir_version *v, struc
                              folder->files[i].st ? folder->files[i].st->data_begin : 0, &f, err);
     }
     if (rc == 0)
-        rc = hash_folder(m, folder, err);
+        rc = hash_folder(m, folder, cancel, err);
     ws_folder_free(folder);
     if (rc < 0) {
         ws_manifest_free(m);

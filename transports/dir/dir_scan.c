@@ -90,7 +90,7 @@ static bool is_shortage(int code)
 
 static bool is_number(const char *name, uint64_t *out)
 {
-    return !(name[0] == '0' && name[1]) && ws_text_u64(name, out) == 0;
+    return !(name[0] == '0' && name[1]) && ws_text_u64(name, out) == 0 && *out <= INT64_MAX; /* of JSON */
 }
 
 /* Its writer is still at work: a later scan finds more of it. */
