@@ -34,8 +34,20 @@ static int check_status(const struct ws_engine_target *t, const char *path, cons
     return 0;
 }
 
-static int call(const struct ws_engine_target *t, const char *path, const json_t *body, bool fresh,
-                unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
+/* Does a server answer so before it looks at its own state? A failure inside, or a gateway's, says no such
+ * thing. */
+static bool refuses_beforehand(long status)
+{
+    static const long statuses[] = {400, 401, 403, 404, 405, 413, 415, 422};
+    bool found = false;
+
+    for (size_t i = 0; i < sizeof(statuses) / sizeof(statuses[0]); i++)
+        found = found || statuses[i] == status;
+    return found;
+}
+
+int ws_call_http(const struct ws_engine_target *t, const char *path, const json_t *body, bool fresh,
+                 unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
 {
     struct ws_http_request request = {
         .what = "an engine",
@@ -51,13 +63,16 @@ static int call(const struct ws_engine_target *t, const char *path, const json_t
         .n_cancel = WS_CANCELS,
         .cancel = t->cancel,
     };
-    return ws_http_call(t->http, &request, reply, err);
+    int rc = ws_http_call(t->http, &request, reply, err);
+    if (body && t->acted && (rc ? rc != -EHOSTUNREACH && rc != -EACCES : !refuses_beforehand(reply->status)))
+        *t->acted = true;
+    return rc;
 }
 
 static int call_json(const struct ws_engine_target *t, const char *path, const json_t *body, bool fresh,
                      unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
 {
-    int rc = call(t, path, body, fresh, timeout_ms, reply, err);
+    int rc = ws_call_http(t, path, body, fresh, timeout_ms, reply, err);
     if (rc)
         return rc;
     rc = check_status(t, path, reply, err);
@@ -97,18 +112,19 @@ int ws_call_post_once(const struct ws_engine_target *t, const char *path, json_t
     return post(t, path, body, true, timeout_ms, reply, err);
 }
 
-int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
+int ws_call_plain(const struct ws_engine_target *t, const char *path, long busy, struct ws_http_reply *reply,
                   struct ws_error *err)
 {
     struct ws_http_reply own;
     json_t *body = json_object();
-    int rc = call(t, path, body, true, ws_call_short_ms(t), &own, err);
+    int rc = ws_call_http(t, path, body, true, ws_call_short_ms(t), &own, err);
     json_decref(body);
     if (rc)
         return rc;
     rc = check_status(t, path, &own, err);
     if (!rc && own.status != 200)
-        rc = ws_error_set(err, EREMOTEIO, "%s refused %s: %ld %.300s", t->url, path, own.status, own.text);
+        rc = ws_error_set(err, own.status == busy ? EBUSY : EREMOTEIO, "%s refused %s: %ld %.300s", t->url,
+                          path, own.status, own.text);
     if (!rc && reply)
         *reply = own;
     else
@@ -128,7 +144,7 @@ static int check_page(const struct ws_engine_target *t, const char *path, const 
 int ws_call_page(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
                  struct ws_error *err)
 {
-    int rc = call(t, path, NULL, false, ws_call_short_ms(t), reply, err);
+    int rc = ws_call_http(t, path, NULL, false, ws_call_short_ms(t), reply, err);
     if (rc)
         return rc;
     rc = check_page(t, path, reply, err);
@@ -141,7 +157,7 @@ int ws_call_refuses(const struct ws_engine_target *t, const char *path, long sta
                     struct ws_error *err)
 {
     struct ws_http_reply reply;
-    int rc = call(t, path, NULL, false, ws_call_short_ms(t), &reply, err);
+    int rc = ws_call_http(t, path, NULL, false, ws_call_short_ms(t), &reply, err);
     if (rc)
         return rc;
     *refuses = reply.status == status;
@@ -157,20 +173,30 @@ int ws_call_while_busy(const struct ws_engine_target *t, unsigned limit_ms,
     const uint64_t end =
         ws_clock_ms() + ws_call_within_ms(t, limit_ms < t->timeout_ms ? limit_ms : t->timeout_ms);
     unsigned pause_ms = FIRST_PAUSE_MS;
+    struct ws_error busy = {0}, why = {0};
     int rc;
-    while ((rc = once(t, err)) == -EBUSY && ws_clock_ms() < end) {
+    while ((rc = once(t, &why)) == -EBUSY && ws_clock_ms() < end) {
+        busy = why;
         usleep(pause_ms * 1000);
         pause_ms = pause_ms * 2 < LONGEST_PAUSE_MS ? pause_ms * 2 : LONGEST_PAUSE_MS;
     }
-    if (rc == -EBUSY && err)
-        err->code = EREMOTEIO;
-    return rc == -EBUSY ? -EREMOTEIO : rc;
+    if (rc == -ETIMEDOUT && busy.code && ws_clock_ms() >= end) { /* there was no time left for the last one */
+        rc = -EBUSY;
+        why = busy;
+    }
+    if (rc == -EBUSY) {
+        rc = -EREMOTEIO;
+        why.code = EREMOTEIO;
+    }
+    if (rc && err)
+        *err = why;
+    return rc;
 }
 
 int ws_call_has_post(const struct ws_engine_target *t, const char *path, bool *has, struct ws_error *err)
 {
     struct ws_http_reply reply;
-    int rc = call(t, path, NULL, false, ws_call_short_ms(t), &reply, err);
+    int rc = ws_call_http(t, path, NULL, false, ws_call_short_ms(t), &reply, err);
     if (rc)
         return rc;
     *has = reply.status == 405;

@@ -5,6 +5,11 @@
 #include "backends/engine/engine.h"
 #include "transports/http/client.h"
 
+/* GET, or POST of body where it is not NULL; fresh: on a new connection, sent once at most. Any status is 0.
+ * Every request of this floor is made here; t->acted is kept here, too. */
+WS_MUST_USE int ws_call_http(const struct ws_engine_target *t, const char *path, const json_t *body,
+                             bool fresh, unsigned timeout_ms, struct ws_http_reply *reply,
+                             struct ws_error *err);
 /* GET, or POST of body (taken over; NULL: -EINVAL, a text to be sent is not UTF-8). After 0 the caller
  * releases the reply, which holds a JSON object and whose status is 200 or a 4xx that the kind explains
  * itself. -EACCES: it wants a key; -EPROTO: no such route here, or no JSON; -EREMOTEIO: 5xx, with the
@@ -18,10 +23,12 @@ WS_MUST_USE int ws_call_post(const struct ws_engine_target *t, const char *path,
 WS_MUST_USE int ws_call_post_once(const struct ws_engine_target *t, const char *path, json_t *body,
                                   unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err);
 /* POST of {}, sent once at most, to a route whose reply may have no body; any status but 200 is an error.
- * reply: as above, where it is not NULL; its json may be NULL. */
-WS_MUST_USE int ws_call_plain(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
-                              struct ws_error *err);
-/* Calls once() again while it returns -EBUSY, for limit_ms, t->timeout_ms at most; then -EREMOTEIO. */
+ * busy: the status that reports that requests are in the way, -EBUSY; 0: there is none. reply: as above, where
+ * it is not NULL; its json may be NULL. */
+WS_MUST_USE int ws_call_plain(const struct ws_engine_target *t, const char *path, long busy,
+                              struct ws_http_reply *reply, struct ws_error *err);
+/* Calls once() again while it returns -EBUSY, for limit_ms, t->timeout_ms at most; then -EREMOTEIO, with
+ * what it said last. */
 WS_MUST_USE int ws_call_while_busy(const struct ws_engine_target *t, unsigned limit_ms,
                                    int (*once)(const struct ws_engine_target *t, struct ws_error *err),
                                    struct ws_error *err);

@@ -47,7 +47,9 @@ struct ws_engine_target {
     unsigned timeout_ms; /* of a load */
     unsigned short_ms;   /* of the other calls; 0: a tenth of it, at least 5 s */
     uint64_t end_ns;     /* of all calls, by ws_clock_ns: none lasts beyond it; 0: there is none */
-    const atomic_bool *cancel[WS_CANCELS];       /* looked at while waiting; NULLs are fine */
+    const atomic_bool *cancel[WS_CANCELS]; /* looked at while waiting; NULLs are fine */
+    bool *acted; /* NULL, or set to true when the engine may have acted on a request: it was sent, and not
+                  * refused beforehand */
     const struct ws_engine_facts *facts;         /* may be NULL: not probed */
     const struct ws_engine_templates *templates; /* kind remote only */
 };
@@ -90,6 +92,9 @@ struct ws_engine_ops {
     /* Is tried again while a pause that timed out is still under way. 0: no pause is left. */
     int (*resume)(const struct ws_engine_target *t, struct ws_error *err);
     int (*serving)(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err);
+    /* NULL: serving reports the path. Fills out->path with the folder that the engine was started with; it may
+     * have loaded another one since. */
+    int (*start_path)(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err);
 };
 extern const struct ws_engine_ops ws_engine_sglang, ws_engine_vllm, ws_engine_remote;
 /* By kind; NULL when unknown. ws_engine_kinds: NULL-terminated list of names. */

@@ -114,21 +114,8 @@ static int run(const struct ws_engine_target *t, const char *template, const cha
         body = q.body ? json_loads(q.body, JSON_DECODE_ANY, NULL) : json_object();
     if (q.post && !body)
         rc = ws_error_set(err, EINVAL, "the body of the template '%.100s' is no JSON", template);
-    if (!rc) {
-        struct ws_http_request request = {.what = "an engine",
-                                          .url = t->url,
-                                          .path = q.path,
-                                          .body = body,
-                                          .token = ws_call_token(t, body != NULL),
-                                          .hidden = {t->token, t->admin_token},
-                                          .ca_file = t->ca_file,
-                                          .ca_below = t->ca_below,
-                                          .fresh = fresh,
-                                          .timeout_ms = ws_call_within_ms(t, timeout_ms),
-                                          .n_cancel = WS_CANCELS,
-                                          .cancel = t->cancel};
-        rc = ws_http_call(t->http, &request, &own, err);
-    }
+    if (!rc)
+        rc = ws_call_http(t, q.path, body, fresh, timeout_ms, &own, err);
     if (!rc && (own.status < 200 || own.status > 299)) {
         rc = own.status == 401 || own.status == 403
                  ? ws_error_set(err, EACCES, "%s%s answered %ld: it wants a key; use token-file=", t->url,

@@ -4,14 +4,14 @@
  * - SGLang checks nothing and cannot roll back: a truncated file kills it without a reply. So the result of a
  *   load without a reply is unknown, and a "success" is believed only after /model_info names the new path
  *   and version.
- * - Pausing by `retract` puts running requests back into the queue and frees their KV cache, so that after
- * the
+ * - Pausing by `retract` puts running requests back into the queue and frees their KV cache, so that after the
  *   load no token is computed from old keys. Older servers only know `abort`. `in_place` keeps the cache.
  * - A load that flushes the cache answers success false where requests are in the way, although the weights
  *   are new, and then records no version. So the load leaves the cache alone, and the flush is a call of its
  *   own, which can be repeated.
  * - /health runs a request and takes a second, so it is not used. /model_info answers at once.
- * - /ready reports whether it takes requests: not while it is paused. Older releases do not have it.
+ * - /ready reports whether it takes requests: not while it is paused, so a resume is done when it reports
+ *   that it does. Older releases do not have it.
  * - /server_info is answered by the scheduler, which does one thing after the other, so only after a load.
  *   A late reply is taken for that of the next load; so no load is sent before.
  * - With several tokenizer workers each reports its own path and version, and only one of them gets a load.
@@ -19,7 +19,7 @@
  *   worker only.
  * - A server that was started with dummy weights also reads files as `dummy`, unless a load names another
  *   format. */
-#include "backends/engine/call.h"
+#include "backends/engine/pause.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -202,26 +202,10 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
     return rc ? rc : read_arguments(t, facts, out, err);
 }
 
-/* {"message", "status": "ok"}: what pausing and resuming answer. */
-static int check_ok(const struct ws_engine_target *t, const char *path, struct ws_http_reply *reply,
-                    struct ws_error *err)
-{
-    int rc = 0;
-
-    if (reply->status != 200 || strcmp(ws_call_text(reply, "status"), "ok") != 0)
-        rc = ws_error_set(err, EREMOTEIO, "%s refused %s: %ld %.300s", t->url, path, reply->status,
-                          reply->text);
-    ws_http_reply_release(reply);
-    return rc;
-}
-
 static int pause_with(const struct ws_engine_target *t, const char *mode, struct ws_error *err)
 {
-    struct ws_http_reply reply;
-    int rc = ws_call_post(t, "/pause_generation", json_pack("{s:s}", "mode", mode), ws_call_short_ms(t),
-                          &reply, err);
-
-    return rc ? rc : check_ok(t, "/pause_generation", &reply, err);
+    return ws_pause_post(t, "/pause_generation", json_pack("{s:s}", "mode", mode), "ok", ws_call_short_ms(t),
+                         err);
 }
 
 static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
@@ -299,10 +283,7 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
 /* 400: requests run or wait. While it is paused those that wait do not count. */
 static int flush_once(const struct ws_engine_target *t, struct ws_error *err)
 {
-    int rc = ws_call_plain(t, "/flush_cache", NULL, err);
-    if (rc == -EREMOTEIO && err)
-        err->code = EBUSY;
-    return rc == -EREMOTEIO ? -EBUSY : rc;
+    return ws_call_plain(t, "/flush_cache", 400, NULL, err);
 }
 
 /* What runs on after `in_place` needs its keys and values: they stay. */
@@ -314,16 +295,28 @@ static int flush(const struct ws_engine_target *t, struct ws_error *err)
                  : ws_call_while_busy(t, ws_call_short_ms(t), flush_once, err);
     if (rc || t->cache != WS_CACHE_EXTERNAL)
         return rc;
-    rc = ws_call_plain(t, CLEAR_EXTERNAL, NULL, err);
-    return rc == -EPROTO ? ws_call_plain(t, CLEAR_EXTERNAL_OLD, NULL, err) : rc;
+    rc = ws_call_plain(t, CLEAR_EXTERNAL, 0, NULL, err);
+    return rc == -EPROTO ? ws_call_plain(t, CLEAR_EXTERNAL_OLD, 0, NULL, err) : rc;
+}
+
+/* Of several tokenizer workers each reports of itself alone. */
+static int query_paused(const struct ws_engine_target *t, bool *paused, struct ws_error *err)
+{
+    const bool known = t->facts && t->facts->known;
+    if (known && (!is(t, HAS_READY) || is(t, HAS_WORKERS)))
+        return -ENOTSUP;
+    int rc = ws_call_refuses(t, "/ready", 503, paused, err);
+    return rc == -EPROTO && !known ? -ENOTSUP : rc;
+}
+
+static int resume_once(const struct ws_engine_target *t, struct ws_error *err)
+{
+    return ws_pause_resume_once(t, "/continue_generation", "ok", query_paused, err);
 }
 
 static int resume(const struct ws_engine_target *t, struct ws_error *err)
 {
-    struct ws_http_reply reply;
-    int rc = ws_call_post_once(t, "/continue_generation", json_object(), ws_call_short_ms(t), &reply, err);
-
-    return rc ? rc : check_ok(t, "/continue_generation", &reply, err);
+    return ws_call_while_busy(t, ws_call_pause_ms(t), resume_once, err);
 }
 
 const struct ws_engine_ops ws_engine_sglang = {

@@ -47,7 +47,7 @@ int ws_engine_update(const struct ws_engine_ops *ops, const struct ws_engine_tar
     struct ws_engine_serving before;
     struct ws_error own = {0};
     char label[sizeof(before.version)];
-    bool touched = false;
+    bool acted = false, touched = false;
     err = err ? err : &own;
     int rc = ops->probe(&t, &facts, &before, err);
     if (rc < 0)
@@ -62,9 +62,11 @@ int ws_engine_update(const struct ws_engine_ops *ops, const struct ws_engine_tar
     t.sleeping = before.sleeping;
     make_label(&before, &facts, version, label);
     const uint64_t start = ws_clock_ns();
+    t.acted = &acted;
     rc = ops->pause(&t, err);
+    t.acted = NULL;
     if (rc < 0)
-        return rc == -EHOSTUNREACH || rc == -EACCES ? rc : go_back(ops, &t, &before, false, rc, err);
+        return !acted ? rc : go_back(ops, &t, &before, false, rc, err);
     rc = ws_engine_load(ops, &t, path, label, &touched, err);
     if (rc == 0)
         rc = ops->flush(&t, err);

@@ -21,11 +21,12 @@
  *   /collective_rpc a late reply stays in the queue and becomes the reply of the next call. So no timeout is
  *   sent, and before another load the engine has to answer a call that its core answers.
  * - Embeddings of images are kept by the scheduler and by the workers, and a reload empties the workers'
- * only:
- *   a request for a kept image ends the engine. Both are emptied after each load, whatever cache= says.
+ *   only: a request for a kept image ends the engine. Both are emptied after each load, whatever cache= says.
+ *   What /reset_mm_cache empties stays: it holds processed inputs, which no weights have computed, and its two
+ *   halves, in the server and in the engine, differ for a moment when they are emptied beside requests.
  * - With data-parallel experts a resume is refused while a pause is under way, even if its caller has given
  *   up. */
-#include "backends/engine/call.h"
+#include "backends/engine/pause.h"
 #include "transports/base/log.h"
 #include <errno.h>
 #include <stdio.h>
@@ -56,6 +57,11 @@ static int query_bool(const struct ws_engine_target *t, const char *path, const 
     *out = json_is_true(value);
     ws_http_reply_release(&reply);
     return rc;
+}
+
+static int query_paused(const struct ws_engine_target *t, bool *paused, struct ws_error *err)
+{
+    return query_bool(t, "/is_paused", "is_paused", paused, err);
 }
 
 /* Of the lines SLEEP_GAUGE...sleep_state="awake"...} 1.0, one a data parallel engine. */
@@ -97,7 +103,7 @@ static int serving(const struct ws_engine_target *t, struct ws_engine_serving *o
 {
     struct ws_http_reply reply;
     *out = (struct ws_engine_serving){.reports_paused = true};
-    int rc = query_bool(t, "/is_paused", "is_paused", &out->paused, err);
+    int rc = query_paused(t, &out->paused, err);
     if (!rc)
         rc = find_sleep(t, out, err);
     if (rc || !has(t, HAS_VERSION))
@@ -210,7 +216,7 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
 static int wake(const struct ws_engine_target *t, const char *route, struct ws_error *err)
 {
     struct ws_error why = {0};
-    int rc = ws_call_plain(t, route, NULL, &why);
+    int rc = ws_call_plain(t, route, 0, NULL, &why);
     if (rc == -EREMOTEIO || rc == -EPROTO)
         return ws_error_set(err, EAGAIN, "%s sleeps and could not be woken: %.700s; wake it and try again",
                             t->url, why.text);
@@ -222,16 +228,9 @@ static int wake(const struct ws_engine_target *t, const char *route, struct ws_e
 static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
 {
     char path[96];
-    struct ws_http_reply reply;
     snprintf(path, sizeof(path), "/pause?mode=%s&clear_cache=%s",
              t->pause_mode ? t->pause_mode : pause_modes[0], t->cache == WS_CACHE_KEEP ? "false" : "true");
-    int rc = ws_call_post(t, path, json_object(), ws_call_pause_ms(t), &reply, err);
-    if (rc)
-        return rc;
-    if (reply.status != 200 || strcmp(ws_call_text(&reply, "status"), "paused") != 0)
-        rc = ws_error_set(err, EREMOTEIO, "%s did not pause: %ld %.300s", t->url, reply.status, reply.text);
-    ws_http_reply_release(&reply);
-    return rc;
+    return ws_pause_post(t, path, json_object(), "paused", ws_call_pause_ms(t), err);
 }
 
 /* A call of its core, which is busy as long as a reload lasts. */
@@ -240,40 +239,19 @@ static int drain(const struct ws_engine_target *target, struct ws_error *err)
     struct ws_engine_target t = *target;
     bool paused;
     t.short_ms = t.timeout_ms;
-    return query_bool(&t, "/is_paused", "is_paused", &paused, err);
+    return query_paused(&t, &paused, err);
 }
 
 static int stay_paused(const struct ws_engine_target *t, struct ws_error *err)
 {
     bool paused;
-    int rc = query_bool(t, "/is_paused", "is_paused", &paused, err);
+    int rc = query_paused(t, &paused, err);
     return rc || paused ? rc : pause_engine(t, err);
 }
 
-/* -EBUSY: refused, or without effect, and it is paused still. */
 static int resume_once(const struct ws_engine_target *t, struct ws_error *err)
 {
-    struct ws_http_reply reply;
-    bool paused;
-    int rc = ws_call_post_once(t, "/resume", json_object(), ws_call_short_ms(t), &reply, err);
-    if (!rc) {
-        if (reply.status != 200 || strcmp(ws_call_text(&reply, "status"), "resumed") != 0)
-            rc = ws_error_set(err, EREMOTEIO, "%s did not resume: %ld %.300s", t->url, reply.status,
-                              reply.text);
-        ws_http_reply_release(&reply);
-    }
-    if (rc && rc != -EREMOTEIO)
-        return rc;
-    int asked = query_bool(t, "/is_paused", "is_paused", &paused, rc ? NULL : err);
-    if (asked)
-        return rc ? rc : asked;
-    if (!paused)
-        return 0;
-    if (!rc)
-        (void)ws_error_set(err, EBUSY, "%s said that it resumed, and is paused still", t->url);
-    if (err)
-        err->code = EBUSY;
-    return -EBUSY;
+    return ws_pause_resume_once(t, "/resume", "resumed", query_paused, err);
 }
 
 static int resume(const struct ws_engine_target *t, struct ws_error *err)
@@ -297,10 +275,11 @@ static int check_step(const struct ws_engine_target *t, size_t workers, struct w
     for (size_t i = 0; good && i < workers; i++)
         good = !json_is_null(json_array_get(results, i));
     if (!good)
-        rc = ws_error_set(err, EREMOTEIO,
-                          "%s: its workers answer the call before, since one that failed; nobody can tell "
-                          "whether they loaded: restart it",
-                          t->url);
+        rc = ws_error_set(
+            err, EREMOTEIO,
+            "%s: since an earlier call failed, its workers answer the call before; it is not known "
+            "whether they loaded: restart it",
+            t->url);
     ws_http_reply_release(&reply);
     return rc;
 }
@@ -406,7 +385,7 @@ static int flush_once(const struct ws_engine_target *t, struct ws_error *err)
                            t->cache == WS_CACHE_EXTERNAL
                                ? "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
                                : "/reset_prefix_cache?reset_running_requests=true",
-                           &reply, err);
+                           0, &reply, err);
     if (rc)
         return rc;
     const json_t *success = json_object_get(reply.json, "success");
@@ -421,7 +400,7 @@ static int flush_once(const struct ws_engine_target *t, struct ws_error *err)
 
 static int reset_encoder(const struct ws_engine_target *t, struct ws_error *err)
 {
-    int rc = has(t, HAS_ENCODER) ? ws_call_plain(t, "/reset_encoder_cache", NULL, err) : -EPROTO;
+    int rc = has(t, HAS_ENCODER) ? ws_call_plain(t, "/reset_encoder_cache", 0, NULL, err) : -EPROTO;
     if (rc != -EPROTO)
         return rc;
     ws_log(WS_LOG_WARN, "engine",
@@ -433,10 +412,12 @@ static int reset_encoder(const struct ws_engine_target *t, struct ws_error *err)
 
 static int flush(const struct ws_engine_target *t, struct ws_error *err)
 {
+    const bool known = t->facts && t->facts->known, local = t->cache == WS_CACHE_LOCAL;
     int rc = reset_encoder(t, err);
-    if (rc || t->cache == WS_CACHE_KEEP || (t->cache == WS_CACHE_LOCAL && !has(t, HAS_RESET)))
+    if (rc || t->cache == WS_CACHE_KEEP || (local && !has(t, HAS_RESET)))
         return rc; /* without the route the pause has emptied it (clear_cache) */
-    return ws_call_while_busy(t, ws_call_short_ms(t), flush_once, err);
+    rc = ws_call_while_busy(t, ws_call_short_ms(t), flush_once, err);
+    return rc == -EPROTO && local && !known ? 0 : rc;
 }
 
 const struct ws_engine_ops ws_engine_vllm = {
@@ -451,4 +432,5 @@ const struct ws_engine_ops ws_engine_vllm = {
     .flush = flush,
     .resume = resume,
     .serving = serving,
+    .start_path = start_path,
 };

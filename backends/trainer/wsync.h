@@ -482,9 +482,9 @@ int wsync_sync_weights_to_engines(const wsync_engine *engines, size_t n, const c
                                   wsync_engine_result *results);
 
 /* A client of one engine, for callers that drive it by routes of its own. Of `engine` the url, token,
- * admin_token and ca_file are read, and copied. Any thread may make requests, any number of them at once, each on
- * a connection of its own. -EINVAL: no address of a server, or a token with a control character; what reading
- * ca_file says; -ENOMEM. */
+ * admin_token and ca_file are read, and copied; for the steps below kind, pause_mode and cache, too, which may be
+ * NULL for requests. Any thread may use it, for any number of calls at once. -EINVAL: no address of a server, or a
+ * token with a control character; what reading ca_file says; -ENOMEM. */
 typedef struct wsync_engine_client wsync_engine_client;
 int wsync_engine_client_open(const wsync_engine *engine, wsync_engine_client **out);
 /* POSTs a JSON object to path ("/pause"), with admin_token; or GETs path where json is NULL, with token. Where one
@@ -494,9 +494,42 @@ int wsync_engine_client_open(const wsync_engine *engine, wsync_engine_client **o
  * that is not trusted; -EINVAL. No error repeats a key. */
 int wsync_engine_request(wsync_engine_client *client, const char *path, const char *json, unsigned timeout_ms,
                          int *status, char **text);
-/* Ends the requests that are under way, with -ECANCELED. Later requests are not affected. */
+/* Steps of an update whose weights the caller moves itself, by the routes of the engine's kind. Each blocks for
+ * timeout_ms (milliseconds, more than 0) at most, for all its requests together. An engine is believed by what it
+ * reports, never by a status alone.
+ *
+ * pause: stops generation, as pause_mode says, and returns when the engine reports that it has. resume: again while
+ * the engine reports that it is still paused. flush, after the weights have changed: empties what old weights have
+ * computed, as `cache` says, again while requests are in the way; in SGLang nothing of its own cache after a pause
+ * in_place, in vLLM the embeddings of images in any case. set_version: makes the engine report this version (at
+ * most 63 bytes) of the weights that it holds; no request is ended.
+ *
+ * *acted (may be NULL), also after an error: 0, the engine goes on as it was, since nothing was sent or it refused
+ * before it looked at its state; 1, it acted, or may have. After an error of pause with 1 it may be paused, or may
+ * become so when a late request arrives.
+ *
+ * Errors: -EINVAL: kind, pause_mode or cache is none of wsync_engine's, or there is no time or version;
+ * -EHOSTUNREACH: not a byte was sent; -EACCES: it wants another key, or its certificate is not trusted; -EPROTO:
+ * it does not have the route, or answers what no such engine does; -EREMOTEIO: it refused, failed, or requests
+ * were in the way until the end; -ETIMEDOUT, -ECONNRESET, -ECANCELED: no reply; -EPERM, -ENOMEM. Thread safe. */
+int wsync_engine_pause(wsync_engine_client *client, unsigned timeout_ms, int *acted);
+int wsync_engine_resume(wsync_engine_client *client, unsigned timeout_ms, int *acted);
+int wsync_engine_flush(wsync_engine_client *client, unsigned timeout_ms);
+int wsync_engine_set_version(wsync_engine_client *client, const char *version, unsigned timeout_ms,
+                             int *acted);
+/* What an engine reports of itself. The caller sets struct_size, and the rest to zero. */
+typedef struct wsync_engine_state {
+    size_t struct_size;
+    char version[64]; /* that it serves; empty: it reports none */
+    char path[4096];  /* the folder that it loaded last, or a vllm was started with; empty: it reports none */
+    int paused;       /* 1, 0; -1: not known, as of any sglang */
+    int sleeping;     /* 1, 0; -1: not known. A vllm that sleeps is paused, too */
+} wsync_engine_state;
+/* Asks the engine and changes nothing. Errors, timeout_ms and threads as above; also -EINVAL: struct_size. */
+int wsync_engine_query(wsync_engine_client *client, unsigned timeout_ms, wsync_engine_state *out);
+/* Ends the requests and steps that are under way, with -ECANCELED. Later ones are not affected. */
 void wsync_engine_client_cancel(wsync_engine_client *client);
-/* No request may be under way. NULL is fine. */
+/* No request or step may be under way. NULL is fine. */
 void wsync_engine_client_close(wsync_engine_client *client);
 
 /* --- chunks, strategies, requests: weight sync in SkyRL's terms, for callers that move weights themselves

@@ -221,11 +221,13 @@ int ws_engine_step_query(struct ws_switch_engine *se)
 static int pause_engine(struct ws_switch_engine *se)
 {
     struct ws_engine_call call;
+    bool acted = false;
     init_call(se, &call);
+    call.target.acted = &acted;
     int rc = se->engine->ops->pause(&call.target, &se->err);
     se->paused_ns = ws_clock_ns();
     struct ws_condition *c = lock(se);
-    if (rc != -EHOSTUNREACH && rc != -EACCES) /* also when the answer was lost: it is resumed */
+    if (rc == 0 || acted) /* also when the answer was lost: it is resumed */
         ws_condition_pause_sent(c);
     if (rc == 0)
         ws_condition_paused(c);

@@ -183,7 +183,7 @@ static int run(const struct cli_args *args)
     if (!strcmp(o.socket, "none"))
         o.socket = NULL;
     if (!o.tcp.listen && !o.socket)
-        return cli_usage("with neither --listen nor --socket nobody could reach the agent");
+        return cli_usage("no rank and no mount could reach the agent: give --listen or --socket");
     if (!o.archive && (cli_has(args, "archive-every") || cli_has(args, "archive-keep")))
         return cli_usage("--archive-every and --archive-keep need --archive DIR");
     if (o.broadcast && !strcmp(o.broadcast, "off"))

@@ -364,6 +364,22 @@ def test_pause_unconfirmed():
     assert mount.engines()["e"].startswith("serving 1 ") and engine.serves() == "1" and engine.generate()
 
 
+def test_pause_refused():
+    "an engine that does not take a pause goes on as it was: the switch fails, and resumes nothing that another program may have paused"
+    _, mount, folders = world()
+    engine = Engine(folders[1], api="vllm")
+    late = Late(engine)
+    add(mount, "e", late)
+    mount.write("1", "actor/version")
+    late.seen.clear()
+    late.lacks = ("/pause?mode=keep&clear_cache=true",)
+    assert mount.refused("2", "actor/version") == "EPROTO"
+    assert late.lacks[0] in late.seen and "/resume" not in late.seen, late.seen
+    late.lacks = ()
+    wait_for(lambda: mount.engines()["e"].startswith("serving 1 "), "it to be called serving again", 60)
+    assert engine.serves() == "1" and engine.generate()
+
+
 def test_pause_comes_late():
     "a pause that takes effect after later requests is noticed, and the engine is reconciled"
     _, mount, folders = world()

@@ -76,8 +76,9 @@ class Fake:
         elif route in ("/update_weights_from_distributed", "/finish_weight_update", "/update_weight_version"):
             self.version = body.get("weight_version") or body.get("new_version") or self.version
         return {"/model_info": {"model_path": "/none", "weight_version": self.version}, "/weight_info": {"weight_version": self.version},
-                "/server_info": {**self.said, "vllm_config": {"parallel_config": self.said["parallel"]}}, "/is_paused": {"is_paused": self.paused},
-                "/is_sleeping": {"is_sleeping": self.paused or self.sleeping},
+                "/server_info": {**self.said, "vllm_config": {"parallel_config": self.said["parallel"]}}, "/is_paused": {"is_paused": self.paused or self.sleeping}, "/is_sleeping": {"is_sleeping": self.paused or self.sleeping},
+                "/pause": {"status": "paused"}, "/resume": {"status": "resumed"}, "/pause_generation": {"status": "ok"},
+                "/continue_generation": {"status": "ok"}, "/update_weight_version": {"success": True}, "/reset_prefix_cache": {"success": True},
                 "/get_world_size": {"world_size": self.said["replica" if "include_dp=false" in path else "world"]}}.get(route, {})
 
     def resumed(self):
@@ -197,7 +198,7 @@ def test_resume(send):
     """one that is refused for a while is asked until it says that it is not paused"""
     fake = Fake("vllm")
     fake.on["/resume"] = [(500, {"error": "a pause is under way"}), (500, {})]
-    fake.on["/is_paused"] = [(200, {"is_paused": True})]
+    fake.on["/is_paused"] = [None, None, None, None, (200, {"is_paused": True})]
     assert send(fake)[0].ok and not fake.paused and fake.asked.count("/resume") == 4
 
 
@@ -217,7 +218,7 @@ def test_each_by_itself(send):
     undid.on["/update_weights"] = None
     undid.on["/finish_weight_update"] = (500, {"error": "no session"})
     broken.on["/end_weight_update"] = (500, {"error": "no memory"})
-    odd.on["/model_info"] = [(200, {"weight_version": "1"}), (200, ["no object"]), (200, [])]
+    odd.on["/model_info"] = [(200, {"model_path": "/none", "weight_version": "1"}), (200, ["no object"]), (200, [])]
     results = send(good, undid, broken, odd)
     assert [r.ok for r in results] == [True, False, False, False], results
     assert not good.paused and good.version == "9@r"

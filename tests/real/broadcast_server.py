@@ -100,7 +100,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             why = post(self.path, ask)
         except Exception as e:  # any answer
             why = repr(e)
-        self.reply(400 if why else 200, {"success": why is None, "message": why or "done"})
+        self.reply(400 if why else 200, {"success": why is None, "message": why or "done", "status": "refused" if why else "ok"})
 
     def log_message(self, *_):
         pass

@@ -54,11 +54,13 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
     return serving(t, out, e);
 }
 
+/* -EPROTO: it has no such route, and has done nothing. */
 static int pause_it(const struct ws_engine_target *t, struct ws_error *e)
 {
-    (void)t;
+    const int rc = called("pause", "");
     (void)e;
-    return called("pause", "");
+    *t->acted = rc != -EHOSTUNREACH && rc != -EACCES && rc != -EPROTO;
+    return rc;
 }
 
 static int label(const struct ws_engine_target *t, const char *version, struct ws_error *e)
@@ -174,6 +176,7 @@ static void test_never_told(void **state)
 {
     (void)state;
     assert_int_equal(update("2", FAILS({"pause", -EHOSTUNREACH}), "pause"), -EHOSTUNREACH);
+    assert_int_equal(update("2", FAILS({"pause", -EPROTO}), "pause"), -EPROTO);
     assert_int_equal(update("2", FAILS({"load", -EHOSTUNREACH}), "pause load=/two resume"), -EHOSTUNREACH);
     assert_said("it serves what it did before");
     engine.sleeping = true;

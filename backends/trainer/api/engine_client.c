@@ -1,33 +1,14 @@
 /* The public client of engines: requests to one server, by the client that everything here speaks HTTP with. */
+#include "backends/trainer/api/engine_client.h"
 #include "backends/engine/call.h"
-#include "backends/trainer/api/arena.h"
 #include "backends/trainer/api/last_error.h"
-#include "backends/trainer/wsync.h"
 #include "transports/base/limits.h"
 #include "transports/http/client.h"
 #include "transports/http/url.h"
 #include <errno.h>
-#include <limits.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/queue.h>
 #include <unistd.h>
-
-/* A request under way, on its caller's stack. */
-struct running {
-    LIST_ENTRY(running) link;
-    atomic_bool cancelled;
-};
-
-struct wsync_engine_client {
-    struct ws_arena arena; /* the texts */
-    const char *url, *token, *admin_token, *ca_file;
-    pid_t pid; /* the process that opened it and has the thread of http */
-    struct ws_http_client *http;
-    pthread_mutex_t lock; /* guards the list */
-    LIST_HEAD(running_list, running) running;
-};
 
 static const char *copy(wsync_engine_client *c, const char *text, bool *no_memory)
 {
@@ -77,10 +58,13 @@ int wsync_engine_client_open(const wsync_engine *engine, wsync_engine_client **o
     pthread_mutex_init(&c->lock, NULL);
     LIST_INIT(&c->running);
     c->pid = getpid();
-    c->url = copy(c, engine->url, &no_memory);
-    c->token = copy(c, engine->token, &no_memory);
-    c->admin_token = copy(c, engine->admin_token, &no_memory);
-    c->ca_file = copy(c, engine->ca_file, &no_memory);
+    c->engine.kind = copy(c, engine->kind, &no_memory);
+    c->engine.url = copy(c, engine->url, &no_memory);
+    c->engine.token = copy(c, engine->token, &no_memory);
+    c->engine.pause_mode = copy(c, engine->pause_mode, &no_memory);
+    c->engine.admin_token = copy(c, engine->admin_token, &no_memory);
+    c->engine.ca_file = copy(c, engine->ca_file, &no_memory);
+    c->engine.cache = copy(c, engine->cache, &no_memory);
     rc = no_memory ? ws_error_set(err, ENOMEM, "out of memory for an engine's client")
                    : ws_http_client_new(&c->http, err);
     if (rc == 0)
@@ -90,7 +74,17 @@ int wsync_engine_client_open(const wsync_engine *engine, wsync_engine_client **o
     return rc;
 }
 
-static void begin(wsync_engine_client *c, struct running *r)
+int ws_engine_client_check(const wsync_engine_client *c, struct ws_error *err)
+{
+    if (c->pid == getpid())
+        return 0;
+    return ws_error_set(
+        err, EPERM,
+        "this client of %s was opened by process %d, of which this one, %d, is a fork: open one here",
+        c->engine.url, (int)c->pid, (int)getpid());
+}
+
+void ws_engine_client_begin(wsync_engine_client *c, struct ws_engine_running *r)
 {
     atomic_init(&r->cancelled, false);
     pthread_mutex_lock(&c->lock);
@@ -98,7 +92,7 @@ static void begin(wsync_engine_client *c, struct running *r)
     pthread_mutex_unlock(&c->lock);
 }
 
-static void end(wsync_engine_client *c, struct running *r)
+void ws_engine_client_end(wsync_engine_client *c, struct ws_engine_running *r)
 {
     pthread_mutex_lock(&c->lock);
     LIST_REMOVE(r, link);
@@ -108,25 +102,18 @@ static void end(wsync_engine_client *c, struct running *r)
 static int call(wsync_engine_client *c, const char *path, const json_t *body, unsigned timeout_ms,
                 struct ws_http_reply *reply, struct ws_error *err)
 {
-    const struct ws_engine_target keys = {.token = c->token, .admin_token = c->admin_token};
-    struct running r;
-    const atomic_bool *const cancel[] = {&r.cancelled};
-    const struct ws_http_request request = {.what = "an engine",
-                                            .url = c->url,
-                                            .path = path,
-                                            .body = body,
-                                            .token = ws_call_token(&keys, body != NULL),
-                                            .hidden = {c->token, c->admin_token},
-                                            .ca_file = c->ca_file,
-                                            .fresh = true,
-                                            .timeout_ms = timeout_ms,
-                                            .n_cancel = 1,
-                                            .cancel = cancel};
+    struct ws_engine_running r;
+    const struct ws_engine_target t = {.http = c->http,
+                                       .url = c->engine.url,
+                                       .token = c->engine.token,
+                                       .admin_token = c->engine.admin_token,
+                                       .ca_file = c->engine.ca_file,
+                                       .cancel = {&r.cancelled}};
     int rc;
 
-    begin(c, &r);
-    rc = ws_http_call(c->http, &request, reply, err);
-    end(c, &r);
+    ws_engine_client_begin(c, &r);
+    rc = ws_call_http(&t, path, body, true, timeout_ms, reply, err);
+    ws_engine_client_end(c, &r);
     return rc;
 }
 
@@ -137,20 +124,15 @@ int wsync_engine_request(wsync_engine_client *c, const char *path, const char *j
     struct ws_http_reply reply = {0};
     json_error_t error;
     json_t *body = json ? json_loads(json, 0, &error) : NULL;
-    int rc = 0;
+    int rc = ws_engine_client_check(c, err);
 
     *text = NULL;
-    if (c->pid != getpid())
-        rc = ws_error_set(
-            err, EPERM,
-            "this client of %s was opened by process %d, of which this one, %d, is a fork: open one here",
-            c->url, (int)c->pid, (int)getpid());
-    else if (!path || path[0] != '/' || timeout_ms == 0)
+    if (rc == 0 && (!path || path[0] != '/' || timeout_ms == 0))
         rc = ws_error_set(err, EINVAL, "'%.200s' is no path of a server, or there is no time for it",
                           path ? path : "");
-    else if (json && !json_is_object(body))
-        rc = ws_error_set(err, EINVAL, "what %s%.200s is to be told is no JSON object: %s", c->url, path,
-                          body ? "it is something else" : error.text);
+    else if (rc == 0 && json && !json_is_object(body))
+        rc = ws_error_set(err, EINVAL, "what %s%.200s is to be told is no JSON object: %s", c->engine.url,
+                          path, body ? "it is something else" : error.text);
     if (rc == 0)
         rc = call(c, path, body, timeout_ms, &reply, err);
     json_decref(body);
@@ -165,7 +147,7 @@ int wsync_engine_request(wsync_engine_client *c, const char *path, const char *j
 
 void wsync_engine_client_cancel(wsync_engine_client *c)
 {
-    struct running *r;
+    struct ws_engine_running *r;
 
     if (c->pid != getpid())
         return;

@@ -1,5 +1,6 @@
 /* The public functions for engines: paths are the caller's, and so is the version. */
 #include "backends/engine/update.h"
+#include "backends/trainer/api/engine_options.h"
 #include "backends/trainer/api/last_error.h"
 #include "backends/trainer/wsync.h"
 #include "transports/base/workers.h"
@@ -14,28 +15,16 @@
 static int update(struct ws_http_client *http, const wsync_engine *e, const char *path, double *pause_seconds,
                   struct ws_error *err)
 {
-    const struct ws_engine_ops *ops = e->kind ? ws_engine_find(e->kind) : NULL;
-    struct ws_engine_target t = {.http = http,
-                                 .url = e->url,
-                                 .token = e->token,
-                                 .admin_token = e->admin_token,
-                                 .ca_file = e->ca_file,
-                                 .pause_mode = e->pause_mode,
-                                 .timeout_ms = e->timeout_ms ? e->timeout_ms : DEFAULT_TIMEOUT_MS};
-    bool known = !e->pause_mode;
-    if (!ops || ops == &ws_engine_remote)
-        return ws_error_set(err, EINVAL, "there is no kind of engine '%.50s' here; it is sglang or vllm",
-                            e->kind ? e->kind : "");
-    for (const char *const *m = ops->pause_modes; !known && *m; m++)
-        known = strcmp(*m, e->pause_mode) == 0;
-    if (!known)
-        return ws_error_set(err, EINVAL, "'%.50s' is no pause mode of %s", e->pause_mode, ops->kind);
-    if (!path || path[0] != '/')
-        return ws_error_set(err, EINVAL, "'%.200s' is no absolute path", path ? path : "");
-    int rc = e->url ? ws_http_check_url("an engine", e->url, err)
-                    : ws_error_set(err, EINVAL, "an engine has no url");
+    const struct ws_engine_ops *ops;
+    struct ws_engine_target t;
+    int rc = ws_engine_options_read(e, &ops, &t, err);
+    if (rc == 0 && (!path || path[0] != '/'))
+        rc = ws_error_set(err, EINVAL, "'%.200s' is no absolute path", path ? path : "");
     if (rc == 0)
-        rc = ws_engine_cache_parse(e->cache, &t.cache, err);
+        rc = e->url ? ws_http_check_url("an engine", e->url, err)
+                    : ws_error_set(err, EINVAL, "an engine has no url");
+    t.http = http;
+    t.timeout_ms = e->timeout_ms ? e->timeout_ms : DEFAULT_TIMEOUT_MS;
     return rc < 0 ? rc
                   : ws_engine_update(ops, &t, path, e->version ? e->version : "default", pause_seconds, err);
 }

@@ -2,7 +2,7 @@
 #include <errno.h>
 #include <string.h>
 
-#define MAX_BYTES 4096 /* no struct is larger: what says so was not set */
+#define MAX_BYTES 8192 /* no struct is larger: what says so was not set */
 
 int ws_struct_abi_copy(void *out, size_t bytes, const void *given, const char *name, struct ws_error *err)
 {
@@ -18,4 +18,12 @@ int ws_struct_abi_copy(void *out, size_t bytes, const void *given, const char *n
                                 name, WS_VERSION);
     memcpy(out, given, size < bytes ? size : bytes);
     return 0;
+}
+
+void ws_struct_abi_give(void *given, const void *ours, size_t bytes)
+{
+    size_t size, first = sizeof(size);
+
+    memcpy(&size, given, first);
+    memcpy((char *)given + first, (const char *)ours + first, (size < bytes ? size : bytes) - first);
 }

@@ -20,8 +20,8 @@ from ..read._layout import Difference, Layout
 from ..read._weights import Weights, open as open_weights
 from ._buckets import Buckets
 from ._engines import Engine, EngineResult
-from ._http import Call, Http, Refused
-from ._members import KINDS, LeftOut, Member, Request, Told, sentence
+from ._http import MOST_VERSION_BYTES, Call, Http, Refused
+from ._members import KINDS, PART, LeftOut, Member, Request, Told, sentence
 from ._requests import broadcast_info, broadcast_request
 from ._torch_group import Group, Lost, listen
 
@@ -69,7 +69,7 @@ class BroadcastSender:
         self.timeout, self.bucket_bytes = timeout, bucket_bytes
         self._address, self._port, self._backend, self._workers, self._base_name = master_address, master_port, backend, workers, group_name
         self._expected_layout = None if layout is None else _layout_at(layout)
-        self._all_members = [KINDS[e.kind](e, Http(e.url, e.token, e.admin_token, e.ca_file), timeout) for e in self.engines]
+        self._all_members = [KINDS[e.kind](e, Http(e.url, e.token, e.admin_token, e.ca_file, e.kind, e.pause_mode, e.cache), timeout) for e in self.engines]
         self._last_sent: dict[Member, tuple[str, Layout]] = {}  # (version, layout) that each engine serves since the last send
         self._group: Optional[Group] = None
         self._members: list[Member] = []
@@ -127,6 +127,8 @@ class BroadcastSender:
             if weights.version is None:
                 raise ValueError(f"{weights.path} has no version number, so engines would go on reporting the old one: give version=")
             version = f"{weights.version}@{weights.run}"
+        if len(os.fsencode(PART + version)) > MOST_VERSION_BYTES:
+            raise ValueError(f"version={version!r} is longer than {MOST_VERSION_BYTES - len(PART)} bytes, which no engine could report back: give a shorter one")
         told, layout = Told(version, path, force_layout), weights.layout()
         results: list[Optional[BroadcastResult]] = [None] * len(self.engines)
         members, path_loads = [], {}
@@ -254,8 +256,8 @@ class BroadcastSender:
         try:
             serves = member.serving()
             if serves != told.version:
-                raise Refused(200, f"{engine.url} says that it serves {serves} after {told.version} was sent")
-            member.flush_all()
+                raise Refused(f"{engine.url} says that it serves {serves} after {told.version} was sent")
+            member.http.flush(engine.timeout)
             member.touched = False
         except Exception as e:
             return BroadcastResult(engine, _error(e, after=": it stays paused"), 0.0)

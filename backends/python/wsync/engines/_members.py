@@ -1,4 +1,5 @@
-"""Engines as members of a BroadcastSender's group: what SGLang and vLLM are told over HTTP, and what is known of each.
+"""Engines as members of a BroadcastSender's group: what SGLang and vLLM are told over HTTP, and what is known of each. How they are paused,
+flushed, resumed and asked what they serve libwsync knows (``_http.Http``); here is what belongs to a group.
 
 Nothing here knows tensors or torch. What shapes it:
 - a reply that is lost says nothing: an engine counts as paused from the sending of the pause on, and as touched from the sending of
@@ -17,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from ._engines import Engine, update_sglang_weights_from_disk, update_vllm_weights_from_disk
-from ._http import Call, Http, Refused
+from ._http import Call, Http, Refused, State
 
 LONG = 24 * 3600.0  # of a request that ends with the group
-FIRST_BUSY_SECONDS, LONGEST_BUSY_SECONDS = 0.01, 0.5
+RESUME_AGAIN_SECONDS = 0.05
 STILL_SERVES = ("nothing has changed", "was loaded again and is served")  # what our back end in vLLM says of an update it undid
 SGLANG_TAKES_BUCKETS = (0, 5, 23)  # the oldest that was tried
 PART = "part of "  # and a version: what an SGLang is told that it serves while it has not all of it
@@ -29,10 +30,6 @@ Request = dict[str, Any]  # names, dtypes and shapes of one part
 
 class LeftOut(RuntimeError):
     """This engine cannot be a member now; the sentence says why, and what to do."""
-
-
-class Busy(RuntimeError):
-    """Requests are in the way, for a moment."""
 
 
 @dataclass
@@ -71,7 +68,7 @@ class Member:
     def post(self, path: str, body: Optional[dict[str, Any]] = None, timeout: Optional[float] = None) -> dict[str, Any]:
         said = self.http.call(path, body or {}, timeout or self.timeout)
         if said.get("success") is False:
-            raise Refused(200, f"{self.http.url}{path}: {str(said.get('message'))[:800]}")
+            raise Refused(f"{self.http.url}{path}: {str(said.get('message'))[:800]}", 200)
         return said
 
     def post_if_known(self, path: str, body: Optional[dict[str, Any]] = None) -> bool:
@@ -83,16 +80,6 @@ class Member:
                 raise
             return False
         return True
-
-    def refuses(self, path: str, status: int) -> bool:
-        """Whether it answers that with this status; one that does not know the route does not."""
-        try:
-            self.get(path)
-        except Refused as e:
-            if e.status not in (404, 405, status):
-                raise
-            return e.status == status
-        return False
 
     def failed(self) -> Optional[str]:
         """What one of its calls ended with."""
@@ -107,8 +94,14 @@ class Member:
         """A part as one packed tensor; asked while it is in no group."""
         raise NotImplementedError
 
+    def state(self) -> State:
+        """What it reports now; sets model_path."""
+        state = self.http.query(self.timeout)
+        self.model_path = state.path or None
+        return state
+
     def serving(self) -> str:
-        raise NotImplementedError
+        return self.state().version
 
     def join(self, info: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -130,27 +123,14 @@ class Member:
         """After a failure, when the group has ended: whether it serves what it did before, or will once it is resumed."""
         raise NotImplementedError
 
-    def flush(self) -> None:
-        """Empties what old weights have computed. Busy."""
-
-    def post_pause(self) -> None:
-        raise NotImplementedError
-
-    def post_resume(self) -> None:
-        raise NotImplementedError
-
-    def says_paused(self) -> bool:
-        """Where it can be asked."""
-        return False
-
     # --- in and out of service ---
     def pause(self) -> None:
         self._paused_at, before = time.monotonic(), (self.paused, self._unanswered)  # by a send that failed
         self.paused = self._unanswered = True
         try:
-            self.post_pause()
+            self.http.pause(self.timeout)
         except (OSError, Refused) as e:
-            if e.changed_nothing if isinstance(e, Refused) else e.errno == errno.EHOSTUNREACH:
+            if e.changed_nothing if isinstance(e, Refused) else e.errno in (errno.EHOSTUNREACH, errno.EINVAL):
                 self.paused, self._unanswered = before
             raise
         self._unanswered = False
@@ -161,15 +141,13 @@ class Member:
         lost: Optional[str] = None
         if self._unanswered:
             try:
-                self.post_pause()
+                self.http.pause(self.timeout)
             except (OSError, Refused) as e:
                 lost = sentence(e)
         while True:
             try:
-                self.post_resume()
-                if not self.says_paused():
-                    break
-                why = f"{self.http.url} was resumed and says that it is paused"
+                self.http.resume(self.timeout)
+                break
             except Refused as e:
                 if e.changed_nothing:
                     raise
@@ -177,25 +155,12 @@ class Member:
             except OSError as e:
                 why = sentence(e)
             if time.monotonic() > until:
-                raise Refused(503, f"{why}: whether it is paused is not known; resume it")
-            time.sleep(LONGEST_BUSY_SECONDS / 10)
+                raise Refused(f"{why}: whether it is paused is not known; resume it")
+            time.sleep(RESUME_AGAIN_SECONDS)
         if lost is not None:
-            raise Refused(503, f"{lost}: no answer to its pause, which may come yet; look at it, and resume it again")
+            raise Refused(f"{lost}: no answer to its pause, which may come yet; look at it, and resume it again")
         self.paused = self._unanswered = False
         self.pause_seconds = time.monotonic() - self._paused_at if self._paused_at is not None else 0.0
-
-    def flush_all(self) -> None:
-        """Within the time of a load: requests may be in the way for a moment."""
-        until, wait = time.monotonic() + self.engine.timeout, FIRST_BUSY_SECONDS
-        while True:
-            try:
-                self.flush()
-                return
-            except Busy as e:
-                if time.monotonic() > until:
-                    raise Refused(200, str(e)) from None
-            time.sleep(wait)
-            wait = min(2 * wait, LONGEST_BUSY_SECONDS)
 
     def await_calls(self, seconds: float) -> None:
         """Its requests end with the group; what has not ended by then is given up."""
@@ -231,26 +196,12 @@ class SGLangMember(Member):
     def takes_buckets(self) -> bool:
         return self._release >= SGLANG_TAKES_BUCKETS
 
-    def serving(self) -> str:
-        said = self.get("/model_info")
-        self.model_path = str(said.get("model_path"))
-        return str(said.get("weight_version"))
-
     def join(self, info: dict[str, Any]) -> None:
         keys = ("master_port", "rank_offset", "world_size", "group_name", "backend")
         self.post("/init_weights_update_group", {"master_address": info["master_addr"], **{k: info[k] for k in keys}})
 
     def leave(self, group: str) -> None:
         self.post("/destroy_weights_update_group", {"group_name": group})
-
-    def post_pause(self) -> None:
-        self.post("/pause_generation", {"mode": self.engine.pause_mode or "retract"})
-
-    def post_resume(self) -> None:
-        self.post("/continue_generation")
-
-    def says_paused(self) -> bool:
-        return self.refuses("/ready", 503)  # older ones do not say
 
     def begin(self, requests: list[Request], told: Told) -> None:
         self.post_if_known("/begin_weight_update")  # older ones know no sessions
@@ -272,8 +223,10 @@ class SGLangMember(Member):
     def _call_it_a_part(self, told: Told) -> None:
         self.touched = True
         try:
-            self.post_if_known("/update_weight_version", {"new_version": PART + told.version, "abort_all_requests": False})
+            self.http.set_version(PART + told.version, self.timeout)
         except Refused as e:
+            if e.changed_nothing and e.errno == errno.EPROTO:
+                return  # an older release, whose version only a load changes
             self.touched = not e.changed_nothing
             raise
 
@@ -281,18 +234,6 @@ class SGLangMember(Member):
         for call in self.calls:
             call.result(self.engine.timeout)
         self.post_if_known("/end_weight_update")
-
-    def flush(self) -> None:
-        """What runs on after `in_place` needs its keys and values: they stay."""
-        if self.engine.pause_mode != "in_place" and self.engine.cache != "keep":
-            try:
-                self.post("/flush_cache")
-            except Refused as e:
-                if e.status != 400:
-                    raise
-                raise Busy(str(e)) from None
-        if self.engine.cache == "external" and not self.post_if_known("/hicache/storage-backend/clear"):
-            self.post("/clear_hicache_storage_backend")
 
     def undo(self, told: Told) -> bool:
         self.await_calls(self.timeout)
@@ -317,8 +258,9 @@ class VLLMMember(Member):
         self._one_replica = self._began = False
 
     def examine(self, workers: Optional[int]) -> str:
-        serves = self.serving()
-        self._not_asleep()
+        state = self.state()
+        if (state.paused or state.sleeping is not False) and not self.paused:  # one that somebody else has paused is not ours to resume
+            raise LeftOut(f"{self.http.url} sleeps, or somebody else has paused it: wake it (/wake_up) or resume it, or give path=")
         world, replica = (self._world(query) for query in ("", "?include_dp=false"))
         if workers is None and world is None:
             raise LeftOut(f"{self.http.url}/get_world_size names none: give workers=")
@@ -326,11 +268,7 @@ class VLLMMember(Member):
         self._one_replica = world is not None and world == replica
         if not self._one_replica:
             self._owns_all_replicas()
-        with contextlib.suppress(Refused):
-            served = self.get("/v1/models").get("data")
-            root = served[0].get("root") if isinstance(served, list) and served and isinstance(served[0], dict) else None
-            self.model_path = root if isinstance(root, str) else None
-        return serves
+        return state.version
 
     def takes_buckets(self) -> bool:
         """Our back end's own word; an older one refuses what it does not know."""
@@ -347,17 +285,6 @@ class VLLMMember(Member):
             return None
         return size if type(size) is int and size >= 1 else None
 
-    def _not_asleep(self) -> None:
-        """It says the same of one that is paused, and one that somebody else has paused is not ours to resume."""
-        try:
-            asleep = self.get("/is_sleeping").get("is_sleeping")
-        except Refused as e:
-            if e.status in (404, 405):
-                return  # a release that cannot sleep
-            raise
-        if asleep is not False and not self.paused:
-            raise LeftOut(f"{self.http.url} sleeps, or somebody else has paused it: wake it (/wake_up) or resume it, or give path=")
-
     def _owns_all_replicas(self) -> None:
         """Behind a balancer of their own (data_parallel_external_lb) each server counts all replicas and speaks to its own."""
         try:
@@ -368,29 +295,12 @@ class VLLMMember(Member):
         if isinstance(found, dict) and (found.get("data_parallel_external_lb") or found.get("data_parallel_hybrid_lb")):
             raise LeftOut(f"{self.http.url} is one of several servers of the same data-parallel engine: workers of the others would not join; give path=")
 
-    def serving(self) -> str:
-        return str(self.get("/weight_info").get("weight_version"))
-
     def join(self, info: dict[str, Any]) -> None:
         self.post("/init_weight_transfer_engine", {"init_info": {"timeout": self.timeout, **{k: info[k] for k in (
             "master_addr", "master_port", "rank_offset", "world_size", "group_name", "backend")}}})
 
     def leave(self, group: str) -> None:
         self.post("/init_weight_transfer_engine", {"init_info": {}})
-
-    def post_pause(self) -> None:
-        self.post(f"/pause?mode={self.engine.pause_mode or 'keep'}&clear_cache={'false' if self.engine.cache == 'keep' else 'true'}")
-
-    def post_resume(self) -> None:
-        self.post("/resume")
-
-    def says_paused(self) -> bool:
-        try:
-            return self.get("/is_paused").get("is_paused") is True
-        except Refused as e:
-            if e.status in (404, 405):
-                return False
-            raise
 
     def begin(self, requests: list[Request], told: Told) -> None:
         self._began = True
@@ -407,20 +317,6 @@ class VLLMMember(Member):
         for call in self.calls:
             call.result(self.engine.timeout)
         self.post("/finish_weight_update", {"weight_version": told.version})
-
-    def flush(self) -> None:
-        if self.engine.cache != "keep":
-            said: dict[str, Any] = {}
-            try:
-                said = self.http.call("/reset_prefix_cache?reset_running_requests=true" + ("&reset_external=true" if self.engine.cache == "external" else ""),
-                                      {}, self.timeout)
-            except Refused as e:
-                if e.status not in (404, 405) or self.engine.cache == "external":
-                    raise  # else its pause has emptied it
-            if said.get("success") is False:
-                raise Busy(f"{self.http.url} did not empty its prefix cache: requests hold parts of it")
-        for made_of_weights in ("/reset_encoder_cache", "/reset_mm_cache"):
-            self.post_if_known(made_of_weights)
 
     def undo(self, told: Told) -> bool:
         self.await_calls(self.timeout + self.engine.timeout)  # it may be loading the version before again
