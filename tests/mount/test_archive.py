@@ -11,6 +11,7 @@ import shutil
 
 import pytest
 
+from nginx import Nginx
 from world import *
 
 TENSORS = {f"layer.{i}.weight": ("BF16", [512, 1024]) for i in range(9)} | {"tail": ("U8", [12345])}  # three blocks
@@ -170,64 +171,26 @@ def test_restart():
     assert wsync("agent", "--listen", "none", "--socket", unique("sock"), "--archive", run.archive, check=False).returncode == 1
 
 
-NGINX = """daemon off; master_process off; worker_processes 1; pid %(dir)s/pid; %(user)s
-events { worker_connections 256; }
-http {
-  access_log %(dir)s/access.log; client_body_temp_path %(dir)s/b; proxy_temp_path %(dir)s/p; fastcgi_temp_path %(dir)s/f;
-  uwsgi_temp_path %(dir)s/u; scgi_temp_path %(dir)s/s;
-  server { listen 127.0.0.1:%(port)d; root %(root)s; }
-}
-"""
-
-
-def web_server(root):
-    """An nginx that serves a folder, without knowledge of wsync; its address and its access log."""
-    if not shutil.which("nginx"):
-        pytest.skip("nginx is not installed")
-    place, port = unique("nginx"), free_port()
-    os.makedirs(place)
-    with open(place + "/conf", "w") as f:
-        f.write(NGINX % {"dir": place, "port": port, "root": root, "user": "user root;" if os.geteuid() == 0 else ""})
-    said = open(place + "/out", "wb")
-    server = subprocess.Popen(["nginx", "-e", place + "/error.log", "-c", place + "/conf"], stdout=said, stderr=said,
-                              stdin=subprocess.DEVNULL)
-
-    def end():
-        server.terminate()
-        server.wait(20)
-        said.close()
-
-    at_end(end)
-    url = f"http://127.0.0.1:{port}"
-
-    def answers():
-        with contextlib.suppress(OSError), urllib.request.urlopen(url + "/v1/models", timeout=5) as r:
-            return r.status == 200
-
-    wait_for(lambda: answers() or server.poll() is not None, "nginx")
-    assert server.poll() is None, bytes_of(place + "/out") + bytes_of(place + "/error.log")
-    return url, place + "/access.log"
-
-
 def test_web_server():
     "the same through a web server with the ordinary http: client: new versions are seen, and polls are rare"
     run = Archived("--archive-every", "3")
     run.steps(5)
-    url, log = web_server(run.archive)
+    server = Nginx(f"root {run.archive};")
+    url = server.url
     mount = Mount(url)
     mount.wait_version("actor", 5)
     for version in (5, 2, 4, 1, 3):
         same(mount, version, run.folders[version])
     assert "tcp" in version_line(mount, 5) and "delta" in version_line(mount, 5), version_line(mount, 5)
     time.sleep(3)
-    polls = lambda: bytes_of(log).count(b"GET /v1/events")
+    polls = lambda: server.text("access.log").count("GET /v1/events")
     before = polls()
     time.sleep(4)
     assert 1 <= polls() - before <= 8, polls() - before
     run.publish(6)
     mount.wait_version("actor", 6)
     same(mount, 6, run.folders[6])
-    assert b"POST" not in bytes_of(log)
+    assert "POST" not in server.text("access.log")
     damage(run.archive + "/v1/actor/6/delta")
     third = Mount(url)
     third.wait_version("actor", 6)

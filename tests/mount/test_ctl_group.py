@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import tempfile
-import threading
 
 from certificates import Tls
 from proxy import Wire

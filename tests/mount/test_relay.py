@@ -6,15 +6,12 @@ and nginx in between, which caches what never changes."""
 import http.client
 import os
 import re
-import shutil
 import socket
-import subprocess
 import threading
 import time
 
-import pytest
-
 from certificates import Authority
+from nginx import Nginx
 from proxy import Gate
 from world import *
 
@@ -514,26 +511,13 @@ def test_headers():
             assert (status, headers["Cache-Control"]) == (want, "no-store"), (path, status, headers)
 
 
-NGINX = """
-daemon off;
-%(user)s
-worker_processes 1;
-pid %(dir)s/pid;
-error_log %(dir)s/error.log;
-events {}
-http {
-    access_log %(dir)s/access.log;
-    client_body_temp_path %(dir)s/body; proxy_temp_path %(dir)s/temp; fastcgi_temp_path %(dir)s/fastcgi;
-    uwsgi_temp_path %(dir)s/uwsgi; scgi_temp_path %(dir)s/scgi;
-
-    proxy_cache_path %(dir)s/cache keys_zone=wsync:10m max_size=2g inactive=1d use_temp_path=off;
-    server {
-        listen 127.0.0.1:%(port)d;
+CACHE = "    proxy_cache_path %(dir)s/cache keys_zone=wsync:10m max_size=2g inactive=1d use_temp_path=off;"
+CACHED = """
         if ($http_authorization != "Bearer secret") { return 401; }  # what is in the cache the agent is not asked about
         proxy_http_version 1.1;
         proxy_set_header Connection "";
         proxy_read_timeout 150s;                                     # long polls
-        location / { proxy_pass %(agent)s; }
+        location / { proxy_pass AGENT; }
         location ~ ^/v1/[^/]+/[0-9]+/(manifest$|files/) {
             slice 4m;
             proxy_set_header Range $slice_range;
@@ -541,57 +525,33 @@ http {
             proxy_cache_key $request_uri$slice_range;
             proxy_cache_lock on;
             proxy_hide_header X-Wsync-XXH3;                          # of the first slice alone
-            proxy_pass %(agent)s;
+            proxy_pass AGENT;
         }
         location ~ ^/v1/[^/]+/[0-9]+/delta$ {                        # kept once it is whole
             proxy_cache wsync;
             proxy_cache_key $request_uri;
-            proxy_pass %(agent)s;
+            proxy_pass AGENT;
         }
-    }
-}
 """
 
 
 def test_nginx():
     "nginx between agent and mounts: the second mount costs the agent no byte of a file; a token is still required"
-    if not shutil.which("nginx"):
-        pytest.skip("nginx is not installed")
     token = unique("token")
     with open(token, "w") as f:
         f.write("secret\n")
     agent, folder = published("--token-file", token)
     bearer = {"Authorization": "Bearer secret"}
     figure = lambda: int(re.search(r"wsync_agent_sent_bytes_total (\d+)", raw(agent.url, "/metrics", **bearer)[2].decode()).group(1))
-    place, port = unique("nginx"), free_port()
-    os.makedirs(place)
-    with open(place + "/conf", "w") as f:
-        f.write(NGINX % {"dir": place, "port": port, "agent": agent.url, "user": "user root;" if os.geteuid() == 0 else ""})
-    said = open(place + "/out", "wb")
-    server = subprocess.Popen(["nginx", "-e", place + "/error.log", "-c", place + "/conf"], stdout=said, stderr=said,
-                              stdin=subprocess.DEVNULL)
-
-    def end():
-        server.terminate()
-        server.wait(20)
-        said.close()
-
-    at_end(end)
-    url = f"http://127.0.0.1:{port}"
-
-    def answers():
-        with contextlib.suppress(OSError):
-            return raw(url, "/healthz", **bearer)[0] == 200
-
-    wait_for(lambda: answers() or server.poll() is not None, "nginx")
-    assert server.poll() is None, open(place + "/out").read() + open(place + "/error.log").read()
+    server = Nginx(CACHED.replace("AGENT", agent.url), CACHE)
+    url = server.url
     first = leaf_of(url, options=f"token-file={token}")
     assert same(first, folder)
     cost = figure()
     assert size_of(first) <= cost <= 2 * size_of(first), (cost, size_of(first))  # a slice may be fetched twice
     second = leaf_of(url, options=f"token-file={token}")
     assert same(second, folder)
-    log = open(place + "/access.log").read()
+    log = server.text("access.log")
     assert log.count("/files/") >= 2 and figure() == cost, (cost, figure(), log)
     run = json.loads(second.read("actor/1/.wsync/manifest.json"))["run"]
     for path in (f"/v1/actor/1/manifest?run={run}", f"/v1/actor/1/files/config.json?run={run}", "/v1/models"):
