@@ -61,8 +61,11 @@ void terminal_print(const char *text, size_t left, size_t end)
         for (size_t i = 0; i <= most && text[i]; i++)
             if (text[i] == ' ')
                 cut = i;
-        if (cut == 0)
+        const char *blank =
+            cut ? text + cut : strchr(text + 1, ' '); /* a word that does not fit stays whole */
+        if (!blank)
             break;
+        cut = (size_t)(blank - text);
         printf("%.*s\n%*s", (int)cut, text, (int)left, "");
         text += cut + 1;
     }

@@ -78,18 +78,22 @@ static size_t last_lines(const char *text, uint64_t n)
     return at;
 }
 
-/* Where the text goes on behind the line that was printed last. Its place changes when the older half is dropped; a
- * text without it is another daemon's, or all of it is newer. */
+/* Where the text goes on behind the line that was printed last. Its place changes when the older half is dropped. Where
+ * it is not there any more, all of the text is news, and what came between cannot be told. */
 static size_t new_lines(const char *text, size_t at, const char *last)
 {
     const size_t n = strlen(last);
+    const char *found = NULL;
     if (at >= n && at <= strlen(text) && !strncmp(text + at - n, last, n))
         return at;
-    at = 0;
     for (const char *line = text; (line = strstr(line, last)); line++)
         if (line == text || line[-1] == '\n')
-            at = (size_t)(line - text) + n;
-    return at;
+            found = line;
+    if (!found)
+        fprintf(stderr,
+                "wsync events: the mount was started anew, or more came than it keeps: some events may "
+                "be missing here\n");
+    return found ? (size_t)(found - text) + n : 0;
 }
 
 /* The line that ends at `at`, with its newline. */

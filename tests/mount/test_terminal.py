@@ -65,6 +65,15 @@ def test_long_names():
     assert f"http://{'a' * 50}.example:1 " in wsync("status", mount.path).stdout
 
 
+def test_a_long_word():
+    "a word that is wider than the terminal stays whole, and what follows it is broken between words again"
+    agent, mount = world()
+    long = "x" * 300
+    mount.refused(f"pull {long}", "actor/ctl")
+    shown = at_terminal(80, "events", "-n", "1", mount.path, "actor")
+    assert any("NUMBER@RUN" in line and len(line) <= 80 for line in shown), shown
+
+
 def test_events():
     "events shows the last ones, follows new ones, and prints the file's lines with --raw"
     agent, mount = world()
