@@ -32,8 +32,8 @@ static bool is_called(const char *entry, const char *name)
            (entry[0] == '.' && !strncmp(entry + 1, name, n) && !strcmp(entry + 1 + n, ".part"));
 }
 
-/* The mark of a folder that is open, when it is this folder's own, and the folder where it was made and
- * called as then. NULL: there is none that says so. */
+/* The mark of an open folder, if it belongs to this folder under the path where it was made. NULL: there is
+ * none. */
 static json_t *read_mark(int dir, const char *entry, int folder)
 {
     struct stat of_dir, of_folder, of_mark;

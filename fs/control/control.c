@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define END_NS (30 * WS_SECOND_NS) /* for the way back of switches that the mount's end interrupts */
+#define END_NS (30 * WS_SECOND_NS) /* for the rollback of switches that the mount's end interrupts */
 
 /* --- requests --- */
 

@@ -225,7 +225,7 @@ void ws_condition_load_ended(struct ws_condition *c, const char *path, bool hear
 {
     assert(c->in_switch && c->state == WS_ENGINE_LOADING && (heard || !confirmed));
     if (!heard)
-        return; /* it goes on as it was */
+        return; /* it continues as it was */
     c->weights = confirmed ? WS_WEIGHTS_LOADED : WS_WEIGHTS_LOADING;
     KEEP(c->version, c->loading);
     KEEP(c->path, confirmed ? path : "");

@@ -64,7 +64,7 @@ const char *ws_engine_state_name(enum ws_engine_state s);
 
 enum ws_engine_weights {
     WS_WEIGHTS_SOUND,
-    WS_WEIGHTS_LOADING, /* this switch's load was heard, and is not confirmed */
+    WS_WEIGHTS_LOADING, /* the engine received this switch's load, and has not confirmed it */
     WS_WEIGHTS_LOADED,  /* ... and is confirmed */
     WS_WEIGHTS_LOST     /* a load failed, and none was confirmed since: it must not be resumed */
 };
@@ -86,8 +86,8 @@ struct ws_condition {
     bool
         stray_pause; /* ... and one that never did: should it say that it is paused, that pause has come after all */
     bool abandoned; /* left in the middle of a switch, by a daemon that ended or because it did not answer: it
-                       may be paused or hold an old cache, and is brought along without a command */
-    bool sleeping, sleep_known; /* as it said last; sleep_known: it has said so */
+                       may be paused or hold an old cache, and is reconciled without a command */
+    bool sleeping, sleep_known; /* as in its last report; sleep_known: it has reported it */
     /* of the switch that has it */
     bool in_switch;   /* one does */
     bool was_running; /* it answered requests when it was asked */
@@ -145,15 +145,15 @@ void ws_condition_queried(struct ws_condition *c, const struct ws_engine_serving
 /* It names the current version and not where that is from: it is at this path. */
 void ws_condition_path_found(struct ws_condition *c, const char *path);
 void ws_condition_failed(struct ws_condition *c, const char *why); /* it could not be asked or paused */
-/* A pause was sent, and may have been heard: from now on it has to be resumed, or is abandoned. */
+/* A pause was sent, and may have been received: from now on the engine must be resumed, or is abandoned. */
 void ws_condition_pause_sent(struct ws_condition *c);
-void ws_condition_paused(struct ws_condition *c); /* it says so, and no earlier pause can come any more */
+void ws_condition_paused(struct ws_condition *c); /* confirmed; no earlier pause can follow */
 /* Refused where it is not paused. */
 bool ws_condition_load_begins(struct ws_condition *c, const char *version);
 void ws_condition_load_ended(struct ws_condition *c, const char *path, bool heard, bool confirmed);
 /* It was resumed. Refused where it must not be (ws_condition_may_run). */
 bool ws_condition_runs(struct ws_condition *c);
-/* ... on what it was told, and says so; else why not. Refused where it was not resumed, or not loaded. */
+/* ... on its load, and reports so; else why not. Refused if it was not resumed, or not loaded. */
 bool ws_condition_serves(struct ws_condition *c);
 void ws_condition_resume_failed(struct ws_condition *c, const char *why);
 /* This switch does not bring it back: it stays as it is, paused or not. version: what it says now; NULL: it does

@@ -14,8 +14,8 @@
 
 enum ws_policy { WS_POLICY_MANUAL, WS_POLICY_PULL, WS_POLICY_FOLLOW };
 
-/* What a switch does with an engine that fails: `all` goes back; the others go on without it while enough are
- * left. */
+/* What a switch does if an engine fails: `all` rolls back; the others continue without the engine while
+ * enough are left. */
 enum ws_commit { WS_COMMIT_ALL, WS_COMMIT_QUORUM, WS_COMMIT_ROLLING };
 
 struct ws_last_error {
@@ -66,7 +66,7 @@ struct ws_control {
     struct ws_store *store;
     struct ws_control_options options;
     atomic_bool stop;
-    uint64_t end_by_ns;    /* set before stop: until when engines are brought back */
+    uint64_t end_by_ns;    /* set before stop: the limit for rolling engines back */
     atomic_bool calls_cut; /* it is over: calls of engines that began before the stop end, too */
     pthread_mutex_t lock;
     pthread_cond_t idle; /* n_jobs became 0 */
@@ -112,8 +112,8 @@ WS_MUST_USE int ws_controller_set_policy(struct ws_control *c, struct ws_control
                                          const char *every, const char *interval, struct ws_error *err);
 /* "follow every=5 min-interval=60". Under the lock. */
 void ws_controller_policy_text(const struct ws_controller *ctl, char out[64]);
-/* May a switch of n engines go on when that many are lost, by the commit setting? Under the lock, or while it
- * switches. */
+/* Whether a switch of n engines may continue with that many lost, by the commit setting. Under the lock, or
+ * while it switches. */
 bool ws_controller_has_quorum(const struct ws_controller *ctl, size_t n, size_t lost);
 /* Are enough engines certain, by the commit setting: not left in the middle of a switch, by this daemon or one
  * before? Under the lock. */

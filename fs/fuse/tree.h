@@ -32,7 +32,7 @@ WS_MUST_USE int ws_tree_node_target(struct ws_fs *fs, const struct ws_tree_node 
 bool ws_view_is_written(enum ws_view view);       /* may it be opened for writing? */
 mode_t ws_tree_kind_type(enum ws_tree_kind kind); /* S_IFDIR, S_IFREG or S_IFLNK */
 
-/* How long a look at names and sizes waits: as long as a read where the version has to be made first. */
+/* How long a lookup of names and sizes waits: as long as a read if the version must first be made. */
 unsigned ws_tree_meta_ms(const struct ws_fs *fs, struct ws_version *v);
 
 #endif

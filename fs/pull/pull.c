@@ -147,7 +147,7 @@ static char *why_not(struct ws_pull *p)
     return strdup(text);
 }
 
-/* Ends the pull, unless it is to go on: then true. Afterwards p is gone. */
+/* Ends the pull, unless it must continue: then true. Afterwards p is freed. */
 static bool finish(struct ws_pull *p, enum ws_goal goal, int rc, const char *how, const struct ws_error *err)
 {
     struct ws_version *v = p->version;

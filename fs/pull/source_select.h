@@ -42,7 +42,7 @@ struct ws_source_attempt {
     uint64_t skip;                         /* by index: sources that it does not want */
     bool needs_whole;                      /* bytes of files are fetched: no source that has only a delta */
     bool any_strategy;                     /* no weights are fetched, so sources by all strategies will do */
-    bool optional;                         /* the pull goes on without it if the source is silent */
+    bool optional;                         /* the pull continues without it if the source is silent */
     const struct ws_transport_prefs *only; /* sources by these; NULL: by the pull's */
 };
 
@@ -75,7 +75,7 @@ void ws_source_select_leave(struct ws_source_select *sel, unsigned index);
 uint64_t ws_source_select_check_silence(struct ws_source_select *sel, uint64_t last_ns, uint64_t now_ns);
 /* Which source has not answered, else why the last attempt failed. With store->lock. */
 void ws_source_select_describe(struct ws_source_select *sel, char out[WS_ERROR_TEXT / 2]);
-/* Bytes of use came by this attempt. */
+/* This attempt brought bytes that were needed. */
 void ws_source_select_progress(struct ws_source_select *sel, struct ws_source_attempt *attempt);
 /* Why a strategy failed. */
 void ws_source_select_record_reason(struct ws_source_select *sel, int strategy, const char *why);

@@ -33,7 +33,7 @@ struct block {
     unsigned char state, tries;
 };
 
-/* Where the search for the next missing block goes on. */
+/* Where the search for the next missing block continues. */
 struct cursor {
     enum { SIDECARS, HEADERS, REST, END } phase;
     size_t file, block;
@@ -51,7 +51,7 @@ struct transfer {
     size_t n_missing, n_left;
     uint64_t moved[WS_MAX_SOURCES]; /* by source: bytes of extents that are over */
     struct cursor next;
-    int rc; /* why it ends; 0: it goes on, or is done */
+    int rc; /* why it ends; 0: it continues, or is complete */
     struct ws_error err;
     const char *transport;
 };

@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define RELEASE_WAIT_MS 2000 /* for readers to let go of what was evicted */
+#define RELEASE_WAIT_MS 2000 /* for readers to release what was evicted */
 #define STEP_MS         10
 #define OUTSIDE_BYTES   (64UL << 20) /* threads, connections, deltas in flight: outside the cache */
 
@@ -238,7 +238,7 @@ void ws_cache_budget_prepare_next(struct ws_store *s, const struct ws_manifest *
     pthread_mutex_lock(&s->lock);
     used = in_use(s);
     pthread_mutex_unlock(&s->lock);
-    /* Free regions of the pool do not count: they are used first, and give way. */
+    /* Free regions of the pool do not count: they are reused or freed first. */
     if (used + m->total_bytes > s->options.cache_bytes)
         return;
     for (size_t i = 0; i < m->n_files; i++) {

@@ -203,7 +203,7 @@ WS_MUST_USE int ws_model_query(struct ws_model *m, const char *path, const json_
                                struct ws_error *err);
 
 /* --- events --- */
-/* What listeners hear, on store threads and without a lock held, after it has happened. */
+/* What listeners are told, on store threads and without a lock held, after it has happened. */
 enum ws_store_event {
     WS_MODEL_ADDED,
     WS_MODEL_REMOVED,

@@ -102,7 +102,7 @@ static bool is_policy(struct ws_control *c, const struct ws_controller *ctl, enu
 
 /* --- switching --- */
 
-/* Following is done with this version, well or not, and does not begin with it again by itself. */
+/* Following has finished with this version, successfully or not, and does not try it again by itself. */
 static void record_done(struct ws_control *c, const struct ws_switch_item *p, uint64_t release)
 {
     pthread_mutex_lock(&c->lock);
@@ -119,7 +119,7 @@ static void record_retry(struct ws_control *c, const struct ws_switch_item *p)
     pthread_mutex_unlock(&c->lock);
 }
 
-/* The mount is done with that release, from which the next daemon goes on, too. */
+/* The mount has finished with that release; the next daemon continues from there, too. */
 static void answer(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m, uint64_t release)
 {
     ws_presence_post_answered(c, ctl, m, release);

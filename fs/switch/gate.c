@@ -70,8 +70,8 @@ static int compare(struct ws_model *model, struct ws_version *version, const str
     return rc;
 }
 
-/* What is served may have been dropped or evicted, and the way back would need it: it is fetched again, while
- * the new version stays. */
+/* The served version may have been dropped or evicted, and the rollback would need it: it is fetched again,
+ * while the new version stays. */
 static int headers_of_served(const struct ws_gate *g, struct ws_version *served, struct headers *out,
                              struct ws_error *err)
 {

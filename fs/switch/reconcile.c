@@ -14,7 +14,7 @@
 
 #define LOOK_MS       5000
 #define ANSWER_MS     5000
-#define FIRST_WAIT_NS (2 * WS_SECOND_NS) /* before an engine that could not be brought along is tried again */
+#define FIRST_WAIT_NS (2 * WS_SECOND_NS)   /* before another try for an engine that could not be reconciled */
 #define LAST_WAIT_NS  (300 * WS_SECOND_NS) /* ... and at most */
 #define SERVES        "engine-serves"      /* the matter of an engine that serves something else */
 
@@ -133,7 +133,7 @@ static void query(void *arg, size_t i)
     l->answered[i] = rc == 0;
 }
 
-/* The engines that are brought along now. With commit=rolling=K, of those that answer requests, no more than may
+/* The engines that are reconciled now. With commit=rolling=K, of those that answer requests, no more than may
  * be out of service beside the others. */
 static size_t select_due(const struct look *l, struct ws_engine **due)
 {

@@ -140,8 +140,8 @@ void ws_restore_version(struct ws_control *c, struct ws_controller *ctl, struct 
     restore_current(c, ctl, m, v);
 }
 
-/* Reports once that it is gone. Engines that were left in a switch to it, or had served it, are not brought along:
- * the operator has to know. */
+/* Reports once that it is gone. Engines that were left in a switch to it, or had served it, are not
+ * reconciled: the operator has to decide. */
 static void report_gone(struct ws_control *c, struct ws_controller *ctl, const struct ws_version_id *wanted)
 {
     struct ws_error err;

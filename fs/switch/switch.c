@@ -141,7 +141,7 @@ static bool is_in_shared_group(const struct ws_switch_run *r, const struct ws_sw
     return false;
 }
 
-/* May the switch go on with the engines that are left? */
+/* Whether the switch may continue with the remaining engines. */
 static bool is_enough(const struct ws_switch_run *r)
 {
     size_t lost = 0;
@@ -322,7 +322,7 @@ static void release_claim(struct ws_control *c, struct ws_switch_item *items, si
         if (ok)
             items[i].controller->follow_backoff.wait_ns = 0;
         if (counts && ok) {
-            items[i].controller->target.lineage[0] = 0; /* what was current before is of no use any more */
+            items[i].controller->target.lineage[0] = 0; /* the former current version is not needed */
             items[i].controller->switches_ok++;
             ws_controller_clear_error(items[i].controller, "load");
         } else if (counts) {

@@ -14,7 +14,7 @@
 
 #define FIRST_BYTES (64UL << 10) /* enough for most files of a mount */
 
-/* Calls visit with each wsync mount's folder until it says so; false: it never did. */
+/* Calls visit with each wsync mount's folder until it returns true; false: it never did. */
 static bool each_mount(bool (*visit)(const char *dir, void *arg), void *arg)
 {
     bool ended = false;

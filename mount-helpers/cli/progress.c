@@ -54,8 +54,7 @@ static size_t join(const figures f, size_t room, char *out, size_t cap)
 static void draw(struct progress *p, double part, const figures f)
 {
     char text[sizeof(figures) + 16];
-    const size_t columns =
-        terminal_columns(STDERR_FILENO) - 1; /* in the last one the cursor would go on below */
+    const size_t columns = terminal_columns(STDERR_FILENO) - 1; /* in the last column the cursor would wrap */
     size_t name = strlen(p->what);
     if (name + 10 > columns)
         name = columns > 10 ? columns - 10 : 0;

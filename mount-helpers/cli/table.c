@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define GAP       2 /* blanks between columns */
-#define LEAST     8 /* columns that what gives way keeps */
+#define LEAST     8 /* minimum width of a column that is narrowed */
 #define NOTE_DEEP 4 /* a note below its row */
 
 struct line {
@@ -82,7 +82,7 @@ void table_note(struct table *t, const char *format, ...)
     ws_text_clean(l->note);
 }
 
-/* Takes columns from what gives way until a row fits the terminal. The last column is broken between words instead. */
+/* Narrows columns until a row fits the terminal. The last column is broken between words instead. */
 static void narrow(struct table *t, size_t end)
 {
     size_t total = t->indent;

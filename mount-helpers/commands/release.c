@@ -168,7 +168,7 @@ static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, bool
     bool in_time = true;
     while (!json_is_true(json_object_get(release, "settled")) && in_time) {
         bool preparing = strcmp(text_of(release, "phase"), "preparing") == 0;
-        /* of a release that is not ready by then the agent itself says so */
+        /* the agent itself reports a release that is not ready by then */
         in_time = agents_sleep(start, preparing ? seconds + AGENT_S : seconds);
         bool end = interrupted;
         json_t *now = NULL;
@@ -180,7 +180,7 @@ static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, bool
             release = now;
             if (!quiet)
                 show_progress(release, shown);
-        } else if (end || !interrupted) { /* else the signal came meanwhile: the agent is told */
+        } else if (end || !interrupted) { /* else the signal came meanwhile: the agent gets the abort */
             json_decref(release);
             return rc > 0 ? rc
                           : cli_fail("release %" JSON_INTEGER_FORMAT

@@ -1,4 +1,4 @@
-/* A trial of a kernel: a tensor that lies backwards is gathered, and looked at. */
+/* A trial of a kernel: it gathers a reversed tensor, and the result is compared. */
 #include "mount-helpers/doctor/doctor_kernels.h"
 #include "transports/device/gather.h"
 #include <errno.h>

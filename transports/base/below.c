@@ -40,8 +40,8 @@ static int look_beneath(int dir, const char *rest)
     return fd;
 }
 
-/* The kernel looks at each part of the name, so that nothing that is exchanged meanwhile leads out. What it
- * has come to is then opened as an entry of the folder, and has to be that. */
+/* The kernel checks each part of the name, so nothing that is exchanged meanwhile leads out. The entry that
+ * was found is then opened in its folder, and must be the same. */
 static int open_beneath(int dir, const char *rest, const char *below, const char *path, bool folder,
                         struct stat *st, struct ws_error *err)
 {

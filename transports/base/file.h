@@ -1,4 +1,4 @@
-/* Whole reads and writes of a descriptor: what a signal cut short goes on. Any thread. */
+/* Whole reads and writes of a descriptor: calls interrupted by a signal are continued. Any thread. */
 #ifndef WS_TRANSPORTS_BASE_FILE_H
 #define WS_TRANSPORTS_BASE_FILE_H
 #include "transports/base/error.h"

@@ -47,7 +47,7 @@
 #define WS_CONNECT_TIMEOUT_MS 5000
 #define WS_REPLY_TIMEOUT_MS   30000
 #define WS_MADE_MS            60000 /* a request waits so long for a version that is made on demand */
-#define WS_ARRIVAL_MS         20000 /* a mount that serves waits so long for what arrives, and then says so */
+#define WS_ARRIVAL_MS         20000 /* a serving mount waits so long for arriving bytes, and then reports it */
 #define WS_POLL_MS            10000 /* a mount asks its sources for news at least this often */
 #define WS_LEASE_GRACE_MS     5000  /* and is called silent when it is later than this */
 #ifndef WS_STALL_MS                 /* builds with a sanitizer are slower, and say so */

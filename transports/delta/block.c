@@ -13,7 +13,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "deltas are written in the machine's byte order");
 
 #define HEAD_BYTES  20
-#define TILE_BYTES  (32UL << 10) /* compared, then looked at again while it is in the first-level cache */
+#define TILE_BYTES  (32UL << 10) /* compared, then read again while it is in the first-level cache */
 #define CHUNK_BYTES (16UL << 10) /* patched, then hashed while it is there */
 #define SAMPLE      4096         /* numbers that tell how many bits are best */
 #define LEAD_BYTES  8

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PIECE_BYTES (1UL << 20) /* looked at by one thread at a time; a multiple of every element's size */
+#define PIECE_BYTES (1UL << 20) /* compared by one thread at a time; a multiple of every element's size */
 
 /* A piece of a pair. */
 struct piece {

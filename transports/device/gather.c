@@ -51,7 +51,7 @@ static void add_dim(struct ws_gather_item *i, uint64_t size, int64_t src_stride,
     if (size == 1)
         return;
     if (d > 0 && size * i->size[d - 1] <= INT32_MAX && src_stride == i->src_stride[d - 1] * i->size[d - 1] &&
-        dst_stride == i->dst_stride[d - 1] * i->size[d - 1]) { /* goes on evenly */
+        dst_stride == i->dst_stride[d - 1] * i->size[d - 1]) { /* continues with a constant stride */
         i->size[d - 1] *= (uint32_t)size;
         return;
     }

@@ -13,7 +13,7 @@ static int by_place(const void *a, const void *b)
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* An extent goes on where the next tensor's elements have the same width and grid. */
+/* An extent continues if the next tensor's elements have the same width and grid. */
 static void add(struct ws_element_widths *w, uint64_t begin, unsigned width)
 {
     const struct ws_element_width_extent *last = w->n ? &w->extents[w->n - 1] : NULL;

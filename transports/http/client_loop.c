@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_MS         100 /* how often cancel is looked at */
+#define LOOK_MS         100 /* how often cancel is checked */
 #define IDLE_MS         60000
 #define MAX_CONNECTIONS 512L /* that are kept; more may be open */
 

@@ -22,7 +22,7 @@ struct ws_http_server {
 /* What a connection's client has shown. Used by one thread at a time, as libmicrohttpd calls for a connection. */
 struct ws_http_connection {
     struct ws_http_unauthenticated *quota; /* NULL: not limited, or no memory */
-    bool is_verified;                      /* its certificate was, and is not looked at again */
+    bool is_verified;                      /* its certificate was checked, and is not checked again */
 };
 
 /* libmicrohttpd's callbacks; cls is the server. */

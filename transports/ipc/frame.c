@@ -182,7 +182,7 @@ static int recv_all(struct receiver *r, void *p, size_t n)
             return rc;
         if (got == 0)
             return -ECONNRESET;
-        r->deadline = now_ms() + WS_REPLY_TIMEOUT_MS; /* a message that has begun goes on */
+        r->deadline = now_ms() + WS_REPLY_TIMEOUT_MS; /* a message that has begun continues */
         at += got;
         n -= (size_t)got;
     }

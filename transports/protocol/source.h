@@ -43,7 +43,7 @@ struct ws_fetch {
      * stored (computed in the same pass); not before. Return non-zero to stop (-ECANCELED). */
     int (*block)(void *arg, size_t block, uint64_t hash);
     void *arg;
-    const atomic_bool *cancel;  /* looked at often; may be NULL */
+    const atomic_bool *cancel;  /* checked often; may be NULL */
     _Atomic(uint64_t) *came;    /* bytes as they come, by tcp of blocks that are not whole yet, too; may be
                                    NULL */
     _Atomic(uint64_t) *came_ns; /* moved on (ws_clock_ns) while they come; may be NULL */
@@ -63,7 +63,7 @@ struct ws_delta_fetch {
     unsigned part, parts;
     unsigned level; /* how hard the server should compress the next ones for this link: 0 to 3 */
     struct ws_delta_stream_sink sink; /* called on the fetching thread; what its record stops is -ECANCELED */
-    const atomic_bool *cancel;        /* looked at often; may be NULL */
+    const atomic_bool *cancel;        /* checked often; may be NULL */
     _Atomic(uint64_t) *came_ns;       /* as ws_fetch's */
 };
 

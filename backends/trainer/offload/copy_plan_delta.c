@@ -227,8 +227,8 @@ static unsigned char *place_of(const struct ws_copy_plan *p, const struct ws_cop
     return p->run->data[s->file] + s->block * WS_BLOCK_BYTES;
 }
 
-/* Will there be a delta for it, and are there deltas for what the slot lacks before? The begun version's
- * delta is not there yet, so only the sets before it are looked at. */
+/* Whether there will be a delta for it, and there are deltas for the versions that the slot missed. The begun
+ * version's delta does not exist yet, so only earlier sets are checked. */
 static bool can_patch(const struct delta_run *r, const struct entry *e, unsigned number, unsigned block)
 {
     return r->chain > 0 && e->compared && ws_compare_can_encode(r->k->compare, number, block) &&

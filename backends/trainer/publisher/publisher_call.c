@@ -10,7 +10,7 @@
 
 #define FAULTED_PER_MS     (256UL << 10) /* bytes, by a machine that is slow at it */
 #define SLICE_MS           10000
-#define INTERRUPT_CHECK_MS 500 /* between two checks whether the caller wants to go on */
+#define INTERRUPT_CHECK_MS 500 /* between two checks whether the caller has cancelled */
 
 static void hang_up(struct wsync_publisher *p)
 {

@@ -237,6 +237,6 @@ void ws_publisher_delta_describe(struct wsync_publisher *p, char *out, size_t by
     snprintf(out, bytes,
              "; gpu_delta: %.3f MB of changes instead of %.1f MB, %.1f MB whole, %.1f MB taken on the GPU",
              d->plan.patched_bytes ? (double)(d->plan.copied_bytes - d->plan.whole_bytes) / 1e6
-                                   : 0.0, /* else counted in vain */
+                                   : 0.0, /* nothing was patched */
              (double)d->plan.patched_bytes / 1e6, (double)d->plan.whole_bytes / 1e6, all);
 }

@@ -44,7 +44,7 @@ static int map_slot(struct wsync_publisher *p, uint64_t slot, int *fds, size_t n
     return rc;
 }
 
-/* Where the agent is short of memory, what it has no use for any more is let go first. */
+/* If the agent is short of memory, the rank first unmaps slots that will not be written again. */
 static int request_begin(struct wsync_publisher *p, uint64_t version, bool on_demand, json_t **reply,
                          int fds[WS_MAX_FDS_PER_CALL], size_t *n, struct ws_error *err)
 {

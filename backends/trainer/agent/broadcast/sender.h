@@ -45,7 +45,8 @@ static inline struct ws_sender *ws_sender_of(const struct ws_agent *a)
 
 /* All under lock. Removes joiners that have stopped asking. */
 void ws_sender_expire(struct ws_sender *b, uint64_t now_ns);
-/* Have all mounts joined that the agent knows of that model? Then waiting for others is of no use. */
+/* Whether all mounts that the agent knows for that model have joined, so that waiting for others is
+ * pointless. */
 bool ws_sender_all_joined(struct ws_agent *a, const struct ws_sender *b);
 /* Waiting joiners that want what the first one wants become members of the next round. */
 void ws_sender_select_members(struct ws_sender *b);

@@ -43,7 +43,7 @@ struct ws_agent_feature {
     /* --- the agent's life; not under lock --- */
     /* Starts, where the options ask for it. No request comes yet. */
     int (*start)(struct ws_agent *a, struct ws_error *err);
-    /* TCP is served, and its port is known; no rank can come yet. */
+    /* TCP is served, and its port is known; no rank can connect yet. */
     int (*serve)(struct ws_agent *a, struct ws_error *err);
     /* a->stop is set: ends its threads, and whatever requests wait for. Requests still come. Is called also
      * where the feature has not started. */

@@ -44,7 +44,7 @@ static uint64_t bytes_of_others(const struct ws_agent *a, const struct ws_agent_
     return bytes;
 }
 
-/* 0: where this slot is lent too, the trainer has another one to go on with. -EOPNOTSUPP, -ENOMEM. */
+/* 0: the trainer has another slot to continue with if this one is lent too. -EOPNOTSUPP, -ENOMEM. */
 static int leaves_a_slot(const struct ws_agent *a, const struct ws_agent_model *m, const struct ws_slot *s,
                          struct ws_error *err)
 {

@@ -1,4 +1,4 @@
-/* Sessions: what follows when a rank of this node ends, and whether it may go on (sessions.h). */
+/* Sessions: what follows when a rank of this node ends, and whether a rank may continue (sessions.h). */
 #include "backends/trainer/agent/core/sessions.h"
 #include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/core/models.h"

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define NORMAL_SLOTS  2
-#define REVOKE_NS     5000000000ULL /* a cut connection lets go within that */
+#define REVOKE_NS     5000000000ULL /* a closed connection's leases are dropped within that */
 #define STEP_NS       20000000ULL
 #define RESERVE_BYTES (256UL << 20) /* of memory that is left to others */
 
@@ -196,8 +196,8 @@ int ws_slots_check_budget(const struct ws_agent *a, uint64_t bytes, struct ws_er
         bytes, text, used, who.text);
 }
 
-/* As ws_slots_check_budget, after other ranks have unmapped slots that are of no use: the reply to their begin
- * asks them to. The rank of this session is asked by its own reply. */
+/* As ws_slots_check_budget, after other ranks have unmapped slots that will not be written again: the replies
+ * to their begin request it. The rank of this session is asked by its own reply. */
 static int wait_for_memory(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
                            uint64_t bytes, uint64_t deadline_ns, struct ws_error *err)
 {

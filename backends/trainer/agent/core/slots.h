@@ -13,15 +13,15 @@ WS_MUST_USE int ws_slots_prepare(struct ws_agent *a, struct ws_agent_model *m, c
                                  struct ws_slot *s, bool changes, uint64_t deadline_ns, struct ws_error *err);
 /* Is the model's newest version in it? */
 bool ws_slots_is_newest(const struct ws_agent_model *m, const struct ws_slot *s);
-/* False while a thread lays it out: then its fields are not to be looked at. */
+/* False while a thread lays it out: its fields must not be read then. */
 bool ws_slots_is_prepared(const struct ws_agent *a, const struct ws_slot *s);
 /* Is there memory for so many bytes more? -ENOMEM. */
 WS_MUST_USE int ws_slots_check_budget(const struct ws_agent *a, uint64_t bytes, struct ws_error *err);
-/* The ids of the slots that will be written again as they are. What ranks have mapped of others is of no use.
- * New reference. */
+/* The ids of the slots that will be written again as they are. Ranks should unmap all others. New
+ * reference. */
 json_t *ws_slots_reusable_ids(const struct ws_agent_model *m);
 bool ws_slots_ids_contain(const json_t *ids, const json_t *id);
-/* Has the rank memory mapped that is of no use, as far as is known? */
+/* Whether the rank has slots mapped that will not be written again, as far as is known. */
 bool ws_slots_session_maps_stale(const struct ws_session *c);
 /* Retires all slots of a model; frees those without readers, and leaves the rest until their readers end. */
 void ws_slots_retire_all(struct ws_agent *a, struct ws_agent_model *m);

@@ -35,12 +35,11 @@ struct ws_session {
     char refusal[WS_ERROR_TEXT];
     bool writing;              /* has begun model->writing and not committed */
     struct ws_slot *committed; /* what it has committed, until that is announced */
-    bool lost;                 /* another rank's abandon ended its version; its next call is told so */
+    bool lost;                 /* another rank's abandon ended its version; its next call gets that error */
     uint64_t last_begun;       /* the version that it began last, or came too late with */
-    uint64_t
-        given_up_until;   /* versions up to this were given up before it began them; its begin is told so */
-    bool never_unmaps;    /* libwsync 0.1.0: keeps slots mapped, and cannot be asked to let go */
-    json_t *mapped_slots; /* ids of the slots that it may have mapped; NULL: it did not say */
+    uint64_t given_up_until;   /* versions up to this were given up before it began them; its begin fails */
+    bool never_unmaps;         /* libwsync 0.1.0: keeps slots mapped, and cannot be asked to unmap them */
+    json_t *mapped_slots;      /* ids of the slots that it may have mapped; NULL: it did not say */
 };
 
 struct ws_agent_model {
@@ -70,7 +69,7 @@ struct ws_agent_model {
     uint64_t shard_bytes;
     uint64_t epoch;    /* of the placement */
     bool preparing;    /* one rank's thread prepares the slot, the others wait */
-    bool wants_memory; /* that thread waits for ranks to unmap slots that are of no use any more */
+    bool wants_memory; /* that thread waits until ranks unmap slots that will not be written again */
     /* the version on its way */
     struct ws_slot *writing; /* NULL: none */
     uint64_t writing_version;

@@ -24,7 +24,7 @@ struct job {
     struct ws_delta *delta;
     struct ws_slot_lease *base, *target;
     struct ws_rank_deltas *rank_deltas; /* what ranks found out themselves */
-    size_t n_from_ranks;                /* how many records of it were of use */
+    size_t n_from_ranks;                /* how many of its records were used */
     uint64_t most_bytes;                /* beyond, the delta is given up */
     int level;
     atomic_bool stop;

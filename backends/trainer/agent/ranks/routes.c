@@ -201,7 +201,7 @@ static void set_mapped_slots(struct ws_agent *a, struct ws_session *c, json_t *k
         pthread_cond_broadcast(&a->changed);
 }
 
-/* The rank was told which slots stay, and unmaps the rest. writing: the slot it writes, which stays, or
+/* The rank knows which slots stay, and unmaps the rest. writing: the slot that it writes, which stays, or
  * NULL. */
 static void retain_mapped_slots(struct ws_agent *a, struct ws_session *c, const json_t *slots,
                                 const struct ws_slot *writing)
