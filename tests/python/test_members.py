@@ -1,5 +1,5 @@
-"""wsync.BroadcastSender without torch: what engines are told and how each is left, against servers with their routes and nothing else.
-tests/real sends tensors, also to real engines."""
+"""wsync.BroadcastSender without torch: the requests to engines and the state in which each is left, with servers that have only their
+routes. tests/real sends tensors, also to real engines."""
 import errno
 import http.server
 import json
@@ -17,8 +17,8 @@ SAID = "version 9 was not loaded: ValueError. /wsync/actor/1 was loaded again an
 
 
 class Fake:
-    """An engine of either kind. on[path]: what it answers instead, (status, value); "drop": nothing, after it was done; "late": nothing, and
-    it is done after the next request for something else."""
+    """An engine of either kind. on[path]: its answer instead, (status, value); "drop": it acts and does not answer; "late": it does not
+    answer, and acts after the next request for another path."""
 
     def __init__(self, kind, **said):
         self.kind, self.said = kind, {"tp_size": 1, "pp_size": 1, "dp_size": 1, "version": "0.5.23", "world": 1, "replica": 1, "parallel": {}, **said}
@@ -86,7 +86,7 @@ class Fake:
 
 
 class Group:
-    """All that is sent arrives; or nothing, and why."""
+    """Every sent tensor arrives; or none, with the reason."""
 
     why = None
 
@@ -105,7 +105,7 @@ class Group:
 
 @pytest.fixture
 def send(monkeypatch):
-    """Of engines, a sender of version 9@r that does all but move tensors, and its results."""
+    """Sends version 9@r to the engines by a sender that does everything except move tensors; returns the results."""
     monkeypatch.setattr(_broadcast, "Buckets", lambda *_: types.SimpleNamespace(parts=[["a"], ["b"]], tensors=lambda i, *_: [i]))
     monkeypatch.setattr(_broadcast, "broadcast_request", lambda part, *_: {"names": part, "dtypes": ["float32"], "shapes": [[2]]})
 
@@ -126,8 +126,8 @@ def send(monkeypatch):
     return send
 
 
-def test_told(send):
-    """both kinds: told the version and its lineage, flushed of what old weights computed, and resumed after that"""
+def test_steps(send):
+    """both kinds: the version and its lineage are set, caches of the old weights flushed, and the engine resumed after that"""
     for fake in (sglang := Fake("sglang"), vllm := Fake("vllm")):
         results = send(fake)
         assert results[0].ok and fake.version == "9@r" and not fake.paused, results
@@ -137,7 +137,7 @@ def test_told(send):
 
 @pytest.mark.parametrize("kind, route", [("sglang", "/flush_cache"), ("vllm", "/reset_prefix_cache")])
 def test_flush(send, kind, route):
-    """one that is busy is asked again; one that cannot stays paused, on the new version"""
+    """a busy engine is flushed again; one that cannot be flushed stays paused, with the new version"""
     busy = (400, {}) if kind == "sglang" else (200, {"success": False})
     fake = Fake(kind)
     fake.on[route] = [busy, busy]
@@ -153,7 +153,7 @@ def test_flush(send, kind, route):
 
 @pytest.mark.parametrize("kind, pause", [("sglang", "/pause_generation"), ("vllm", "/pause")])
 def test_pause(send, kind, pause):
-    """a pause whose answer is lost is undone, also where it comes late; one that is refused was none"""
+    """a pause whose answer is lost is undone, also if it takes effect late; a refused pause did not happen"""
     for how in ("drop", "late"):
         fake, other = Fake(kind), Fake(kind)
         fake.on[pause] = [how]
@@ -166,7 +166,7 @@ def test_pause(send, kind, pause):
 
 
 def test_pause_refused_again(send):
-    """a refusal to be paused once more says nothing of the pause before: it is this sender's still, and is ended by a send that works"""
+    """a refusal of another pause does not change that this sender has paused the engine; a later successful send resumes it"""
     fake = Fake("vllm")
     fake.on["/reset_prefix_cache"] = (500, {"message": "no"})
     assert not send(fake)[0].ok and fake.paused
@@ -176,8 +176,8 @@ def test_pause_refused_again(send):
     assert results[0].ok and not fake.paused, results
 
 
-def test_told_a_part(send):
-    """one that refuses to be called a part of a version is as it was; one that may have been is not resumed"""
+def test_partial_name(send):
+    """an engine that refuses the name of a partial version is unchanged; one that may have taken it is not resumed"""
     for how, paused in (((403, {}), False), ("drop", True)):
         fake = Fake("sglang")
         fake.on["/update_weight_version"] = [how]
@@ -186,7 +186,7 @@ def test_told_a_part(send):
 
 
 def test_resume_sglang(send):
-    """one that says that it is not ready is resumed until it says that it is; older ones do not say"""
+    """an SGLang that reports not ready is resumed until it is ready; older ones do not report it"""
     fake = Fake("sglang")
     fake.on["/ready"] = [(503, {}), (503, {})]
     assert send(fake)[0].ok and not fake.paused and fake.asked.count("/continue_generation") == 3
@@ -195,7 +195,7 @@ def test_resume_sglang(send):
 
 
 def test_resume(send):
-    """one that is refused for a while is asked until it says that it is not paused"""
+    """an engine that refuses to resume for a while is resumed until it reports that it is not paused"""
     fake = Fake("vllm")
     fake.on["/resume"] = [(500, {"error": "a pause is under way"}), (500, {})]
     fake.on["/is_paused"] = [None, None, None, None, (200, {"is_paused": True})]
@@ -204,7 +204,7 @@ def test_resume(send):
 
 @pytest.mark.parametrize("world, replica, undone", [(2, 2, True), (2, 1, False), (2, None, False)])
 def test_replicas(send, world, replica, undone):
-    """what a vLLM has undone it serves; where it has several replicas, or does not say, one of them may have the new version"""
+    """a vLLM that has undone an update serves the previous version; with several replicas, or an unknown number, one may have the new version"""
     fake = Fake("vllm", world=world, replica=replica)
     fake.on["/update_weights"] = (500, {"error": SAID})
     results = send(fake)
@@ -212,8 +212,8 @@ def test_replicas(send, world, replica, undone):
     assert ("serves what it did before" if undone else "stays paused") in str(results[0].error), results
 
 
-def test_each_by_itself(send):
-    """what goes wrong with one engine is its own: one that has all serves it, one that undid it goes on, one in the middle stays paused"""
+def test_independent_results(send):
+    """one engine's failure is its own: one that has the version serves it, one that undid it continues, one in between stays paused"""
     good, undid, broken, odd = Fake("sglang"), Fake("vllm"), Fake("sglang"), Fake("sglang")
     undid.on["/update_weights"] = None
     undid.on["/finish_weight_update"] = (500, {"error": "no session"})
@@ -232,15 +232,15 @@ def test_each_by_itself(send):
     assert not one.paused and "serves what it did before" in str(results[0].error), results
     assert other.paused and not other.resumed() and other.version == "part of 9@r" and "stays paused" in str(results[1].error), results
     send.group.why = None
-    send.sender._join = lambda _: (_ for _ in ()).throw(_broadcast.Lost("not all have joined"))  # and is not resumed by what fails later
+    send.sender._join = lambda _: (_ for _ in ()).throw(_broadcast.Lost("not all have joined"))  # a later failure does not resume it
     results = send.sender.send(send.weights, force_layout=True)
     assert other.paused and not other.resumed() and "stays paused" in str(results[1].error), results
-    results = send(other)  # another sender hears of it from the engine, and a whole version heals it
+    results = send(other)  # another sender learns of it from the engine, and a whole version repairs it
     assert results[0].ok and not other.paused and other.version == "9@r", results
 
 
-def test_left_out(send, monkeypatch):
-    """an engine that cannot join is left out by name, or loads path=; the others are sent to"""
+def test_ineligible(send, monkeypatch):
+    """an engine that cannot join is named, or loads path=; the others are sent to"""
     good = Fake("vllm", world=4, replica=2)
     asleep = Fake("vllm")
     asleep.sleeping = True
@@ -259,7 +259,7 @@ def test_left_out(send, monkeypatch):
 
 
 def test_versions(send):
-    """without a version, or of a part, nothing is sent; nor what cannot be compared with what is served"""
+    """nothing is sent without a version, nor a partial version, nor one whose layout cannot be compared"""
     fake = Fake("sglang")
     results = send(fake, force_layout=False)
     assert "Give layout=" in str(results[0].error) and not fake.resumed() and fake.version == "default", results
@@ -273,7 +273,7 @@ def test_versions(send):
 
 
 def test_keys():
-    """the admin key goes where something is changed, the other where something is asked, and neither into what is said"""
+    """the admin token is sent with changes, the other with queries, and neither appears in errors"""
     fake = Fake("vllm")
     keys = []
     fake.answer = lambda method, path, body, key: (keys.append((method, key)), (401, {"error": f"{key} is wrong, as is OTHER-\"KEY"}))[1]

@@ -20,8 +20,8 @@ from ..read._layout import Difference, Layout
 from ..read._weights import Weights, open as open_weights
 from ._buckets import Buckets
 from ._engines import Engine, EngineResult
-from ._http import MOST_VERSION_BYTES, Call, Http, Refused
-from ._members import KINDS, PART, LeftOut, Member, Request, Told, sentence
+from ._http import MAX_VERSION_BYTES, Call, Http, Refused
+from ._members import KINDS, PARTIAL_PREFIX, Ineligible, Member, Request, Update, message_of
 from ._requests import broadcast_info, broadcast_request
 from ._torch_group import Group, Lost, listen
 
@@ -85,7 +85,7 @@ class BroadcastSender:
         import torch
 
         self._group_count += 1
-        asked = [Call(m.takes_buckets) for m in members]
+        asked = [Call(m.supports_buckets) for m in members]
         self._buckets = all([call.result(2 * self.timeout) for call in asked])
         world, backend = 1 + sum(m.size for m in members), self._backend or ("nccl" if torch.cuda.is_available() else "gloo")
         address = self._address or _local_address_towards(members[0].http)
@@ -98,12 +98,12 @@ class BroadcastSender:
         until = time.monotonic() + self.timeout
         while (making.is_alive() or any(c.is_alive() for c in calls)) and time.monotonic() < until and not any(c.failed for c in (*calls, making)):
             time.sleep(0.005)
-        why = next((sentence(c.error) for c in (*calls, making) if c.error is not None), None)
+        why = next((message_of(c.error) for c in (*calls, making) if c.error is not None), None)
         if why is None and (making.is_alive() or any(c.is_alive() for c in calls)):
             why = f"not all {world} members had joined the group after {self.timeout:g} s"
         if why is not None:
             for member in members:
-                member.http.give_up()
+                member.http.cancel()
             if making.value is not None:
                 making.value.abort()
             raise Lost(why)
@@ -127,22 +127,22 @@ class BroadcastSender:
             if weights.version is None:
                 raise ValueError(f"{weights.path} has no version number, so engines would go on reporting the old one: give version=")
             version = f"{weights.version}@{weights.run}"
-        if len(os.fsencode(PART + version)) > MOST_VERSION_BYTES:
-            raise ValueError(f"version={version!r} is longer than {MOST_VERSION_BYTES - len(PART)} bytes, which no engine could report back: give a shorter one")
-        told, layout = Told(version, path, force_layout), weights.layout()
+        if len(os.fsencode(PARTIAL_PREFIX + version)) > MAX_VERSION_BYTES:
+            raise ValueError(f"version={version!r} is longer than {MAX_VERSION_BYTES - len(PARTIAL_PREFIX)} bytes, which no engine could report back: give a shorter one")
+        update, layout = Update(version, path, force_layout), weights.layout()
         results: list[Optional[BroadcastResult]] = [None] * len(self.engines)
         members, path_loads = [], {}
         for i, found in enumerate(_gather_results([Call(self._inspect, m, layout, force_layout) for m in self._all_members], 10 * self.timeout)):
             if found is None:
                 members.append(self._all_members[i])
-            elif isinstance(found, (Refused, LeftOut)) and path is not None:
-                path_loads[i] = Call(self._load_from_path, self._all_members[i], told, sentence(found))
+            elif isinstance(found, (Refused, Ineligible)) and path is not None:
+                path_loads[i] = Call(self._load_from_path, self._all_members[i], update, message_of(found))
             else:
                 results[i] = BroadcastResult(self.engines[i], _error(found), 0.0)
         if members != self._members:
             self.close()
         if members:
-            for member, result in zip(members, self._send(members, weights, told)):
+            for member, result in zip(members, self._send(members, weights, update)):
                 results[self._all_members.index(member)] = result
                 if result.ok:
                     self._last_sent[member] = (version, layout)
@@ -151,9 +151,9 @@ class BroadcastSender:
         return [r for r in results if r is not None]
 
     def _inspect(self, member: Member, layout: Layout, force_layout: bool) -> None:
-        """Checks that the engine can join and serves the same layout; changes nothing. Raises LeftOut, Refused, OSError or Mismatch."""
+        """Checks that the engine can join and serves the same layout; changes nothing. Raises Ineligible, Refused, OSError or Mismatch."""
         member.calls = []
-        serves = member.examine(self._workers)
+        serves = member.inspect(self._workers)
         if force_layout:
             return
         before = self._last_sent.get(member)
@@ -166,44 +166,44 @@ class BroadcastSender:
         if served is None:
             if member.checks_layout:
                 return
-            raise LeftOut(f"which tensors {member.http.url} serves cannot be known: {where} is no folder here. Give layout=, a checkpoint like it, "
+            raise Ineligible(f"which tensors {member.http.url} serves cannot be known: {where} is no folder here. Give layout=, a checkpoint like it, "
                           "or send with force_layout=True")
         if difference := Difference.between(layout, served):
             raise Mismatch(f"it was not sent to {member.http.url}, where nothing has changed: it has not the tensors of {where}: {difference}")
 
-    def _send(self, members: list[Member], weights: Any, told: Told) -> list[BroadcastResult]:
+    def _send(self, members: list[Member], weights: Any, update: Update) -> list[BroadcastResult]:
         why: Optional[str] = None
         try:
             buckets = Buckets(weights, self.bucket_bytes)
             requests = [broadcast_request(part, weights.version, weights.run) for part in buckets.parts]
             if self._group is None:
                 self._join(members)
-            told.group_name, told.buckets = self._name(), self._buckets
-            self._transfer(members, buckets, requests, told)
+            update.group_name, update.buckets = self._name(), self._buckets
+            self._transfer(members, buckets, requests, update)
         except Exception as e:  # of any kind: the engines are paused and must be finished
-            why = sentence(e)
-            log.warning("the broadcast of %s has failed: %s", told.version, why)
+            why = message_of(e)
+            log.warning("the broadcast of %s has failed: %s", update.version, why)
             self._abort()
         except BaseException:
             self._abort()
-            self._finish_all(members, told, "the sender was interrupted")
+            self._finish_all(members, update, "the sender was interrupted")
             raise
-        results = self._finish_all(members, told, why)
+        results = self._finish_all(members, update, why)
         if not all(result.ok and result.by == "broadcast" for result in results):
             self.close()
         return results
 
-    def _transfer(self, members: list[Member], buckets: Buckets, requests: list[Request], told: Told) -> None:
+    def _transfer(self, members: list[Member], buckets: Buckets, requests: list[Request], update: Update) -> None:
         assert self._group is not None
-        ready = buckets.tensors(0, self._device, told.buckets)
+        ready = buckets.tensors(0, self._device, update.buckets)
         self._run_on_all(members, lambda m: m.pause())
-        self._run_on_all(members, lambda m: m.begin(requests, told))
+        self._run_on_all(members, lambda m: m.begin(requests, update))
         for i in range(len(requests)):
             for member in members:
-                member.part(i, requests, told)
+                member.start_part(i, requests, update)
             works = [self._group.start(tensor) for tensor in ready]
-            following = buckets.tensors(i + 1, self._device, told.buckets)
-            self._group.wait(works, lambda: next((why for m in members if (why := m.failed())), None))
+            following = buckets.tensors(i + 1, self._device, update.buckets)
+            self._group.wait(works, lambda: next((why for m in members if (why := m.call_error())), None))
             ready = following
 
     def _run_on_all(self, members: list[Member], step: Callable[[Member], None]) -> None:
@@ -213,8 +213,8 @@ class BroadcastSender:
                 raise found
 
     # --- after the transfer, per engine ---
-    def _finish_all(self, members: list[Member], told: Told, why: Optional[str]) -> list[BroadcastResult]:
-        calls = [Call(self._finish, member, told, why) for member in members]
+    def _finish_all(self, members: list[Member], update: Update, why: Optional[str]) -> list[BroadcastResult]:
+        calls = [Call(self._finish, member, update, why) for member in members]
         return [self._result(member, call) for member, call in zip(members, calls)]
 
     def _result(self, member: Member, call: Call) -> BroadcastResult:
@@ -223,24 +223,24 @@ class BroadcastSender:
         except Exception as e:
             return BroadcastResult(member.engine, _error(e), 0.0)
 
-    def _finish(self, member: Member, told: Told, why: Optional[str]) -> BroadcastResult:
+    def _finish(self, member: Member, update: Update, why: Optional[str]) -> BroadcastResult:
         """After the transfer (why: its failure, if any): confirms and resumes the engine, or undoes, or loads path, or leaves it paused."""
         engine = member.engine
         try:
             if why is None:
                 try:
-                    member.conclude(told)
+                    member.finish(update)
                 except Exception as e:
-                    why = sentence(e)
+                    why = message_of(e)
                 else:
-                    return self._confirm_and_resume(member, told)
-            undone = member.undo(told)
-            member.touched = not undone
-            own = member.failed()
+                    return self._confirm_and_resume(member, update)
+            undone = member.undo(update)
+            member.dirty = not undone
+            own = member.call_error()
             if own is not None and own not in why:
                 why = f"{why}; {own}"
-            if told.path is not None:
-                return self._load_from_path(member, told, why)
+            if update.path is not None:
+                return self._load_from_path(member, update, why)
             if undone:
                 if member.paused:
                     member.resume()
@@ -251,28 +251,28 @@ class BroadcastSender:
         except Exception as e:
             return BroadcastResult(engine, _error(e, f"{why}; " if why else ""), member.pause_seconds)
 
-    def _confirm_and_resume(self, member: Member, told: Told) -> BroadcastResult:
+    def _confirm_and_resume(self, member: Member, update: Update) -> BroadcastResult:
         engine = member.engine
         try:
             serves = member.serving()
-            if serves != told.version:
-                raise Refused(f"{engine.url} says that it serves {serves} after {told.version} was sent")
+            if serves != update.version:
+                raise Refused(f"{engine.url} says that it serves {serves} after {update.version} was sent")
             member.http.flush(engine.timeout)
-            member.touched = False
+            member.dirty = False
         except Exception as e:
             return BroadcastResult(engine, _error(e, after=": it stays paused"), 0.0)
         member.resume()
         return BroadcastResult(engine, None, member.pause_seconds)
 
-    def _load_from_path(self, member: Member, told: Told, why: str) -> BroadcastResult:
+    def _load_from_path(self, member: Member, update: Update, why: str) -> BroadcastResult:
         engine = member.engine
         began = time.monotonic()
         try:
-            member.load_path(engine.url, told.path, version=told.version, token=engine.token, pause_mode=engine.pause_mode,
+            member.load_path(engine.url, update.path, version=update.version, token=engine.token, pause_mode=engine.pause_mode,
                              timeout=engine.timeout, admin_token=engine.admin_token, ca_file=engine.ca_file, cache=engine.cache)
         except Error as e:
             return BroadcastResult(engine, type(e)(e.errno, f"{why}; {e.strerror}"), 0.0, "disk", why)
-        member.paused = member.touched = False
+        member.paused = member.dirty = False
         return BroadcastResult(engine, None, time.monotonic() - began, "disk", why)
 
     def _abort(self) -> None:
@@ -330,9 +330,9 @@ def _layout_if_local(path: Optional[str]) -> Optional[Layout]:
 
 
 def _error(e: BaseException, before: str = "", after: str = "") -> Error:
-    number = e.errno if isinstance(e, OSError) and e.errno else errno.EREMOTEIO if isinstance(e, (Refused, LeftOut)) else \
+    number = e.errno if isinstance(e, OSError) and e.errno else errno.EREMOTEIO if isinstance(e, (Refused, Ineligible)) else \
         errno.EPROTO if isinstance(e, Mismatch) else errno.EHOSTUNREACH
-    return (Timeout if isinstance(e, TimeoutError) else Error)(number, before + sentence(e) + after)
+    return (Timeout if isinstance(e, TimeoutError) else Error)(number, before + message_of(e) + after)
 
 
 def _local_address_towards(http: Http) -> str:

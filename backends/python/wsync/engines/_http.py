@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from ..lib._library import Error, Strings, check, ffi, lib, text, text_and_free
 
-MOST_VERSION_BYTES = len(ffi.new("wsync_engine_state *").version) - 1
+MAX_VERSION_BYTES = len(ffi.new("wsync_engine_state *").version) - 1
 
 
 class Refused(RuntimeError):
@@ -26,7 +26,7 @@ class Refused(RuntimeError):
 
 @dataclass(frozen=True)
 class State:
-    """What an engine reports of itself; "" and None stand for what it does not report."""
+    """The state that an engine reports; "" and None: not reported."""
 
     version: str
     path: str
@@ -37,7 +37,7 @@ class State:
 class Http:
     """A client of one server. token: for requests that read; admin_token: for requests that change the server; if one is missing, the
     other is used. ca_file: certificate authorities for https. kind, pause_mode, cache: as in wsync.Engine; only the steps need them.
-    Exceptions never contain a token, even if a reply repeats it. Thread safe; ``give_up`` cancels the requests in flight.
+    Exceptions never contain a token, even if a reply repeats it. Thread safe; ``cancel`` cancels the requests in flight.
 
     The steps (pause, resume, flush, set_version, query) raise Refused, or Error if no reply came; with EHOSTUNREACH and EINVAL nothing was
     sent."""
@@ -94,7 +94,7 @@ class Http:
         paused, sleeping = (None if value < 0 else bool(value) for value in (out.paused, out.sleeping))
         return State(text(out.version), text(out.path), paused, sleeping)
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         lib.wsync_engine_client_cancel(self._client)
 
 
