@@ -97,7 +97,7 @@ def test_stand_ins():
             assert state["tensors"] == sums(weights) and state["weight_version"] == version and not state["paused"], state
     assert a.state()["updates"] > 4 and a.state()["resumed_on"] == ["1@r", "2@r"]
     assert a.state()["flushed_on"] == ["1@r", "2@r"]
-    assert s._made == 1, "the group was made twice"
+    assert s._group_count == 1, "the group was made twice"
     assert a.state()["buckets"] == a.state()["updates"]
 
 
