@@ -9,7 +9,10 @@
 struct ws_source *agents_open(const struct cli_args *args)
 {
     char *token = cli_has(args, "token-file") ? cli_read_secret(cli_get(args, "token-file")) : NULL;
-    const struct ws_source_options options = {.token = token, .ca_file = cli_get(args, "ca-file")};
+    const struct ws_source_options options = {.token = token,
+                                              .ca_file = cli_get(args, "ca-file"),
+                                              .cert_file = cli_get(args, "cert-file"),
+                                              .key_file = cli_get(args, "key-file")};
     struct ws_source *s;
     struct ws_error err;
     int rc = ws_source_open(ws_agent_address(cli_get(args, "agent")), &options, &s, &err);

@@ -11,8 +11,10 @@
      "the agent: unix:/PATH or http(s)://HOST:PORT; default $WSYNC_AGENT, or "                               \
      "unix:" WS_AGENT_SOCKET},                                                                               \
         {"token-file", 0, "FILE", "bearer token for it, the file's first line"},                             \
+        {"ca-file", 0, "FILE", "certificates that an https agent is checked against"},                       \
+        {"cert-file", 0, "FILE", "client certificate for an https agent"},                                   \
     {                                                                                                        \
-        "ca-file", 0, "FILE", "certificates that an https agent is checked against"                          \
+        "key-file", 0, "FILE", "its private key"                                                             \
     }
 
 /* Opened without waiting for it; exits with a sentence when the URL is none. */

@@ -4,6 +4,7 @@
 import os
 import re
 import shutil
+import socket
 import ssl
 import subprocess
 
@@ -94,6 +95,49 @@ def test_clients_of_an_agent():
         mount = mounted(agent.url, authority, shows[name])
         wait_for(lambda: why in mount.status()["source"], f"the source's reason where the certificate is {name}")
         assert "down" in mount.status()["source"], mount.status()
+
+
+def test_command_with_a_certificate():
+    "the command shows an agent beyond its socket the certificate of --cert-file"
+    authority = Authority()
+    shows = clients(authority)
+    agent = TlsAgent(authority, "--tls-client-ca", authority.file)
+    release = ["release", "--agent", agent.url, "--ca-file", authority.file, "actor", "1"]
+    wsync(*release, "--cert-file", shows["right"][0], "--key-file", shows["right"][1])
+    r = wsync(*release, "--cert-file", shows["expired"][0], "--key-file", shows["expired"][1], check=False)
+    assert r.returncode != 0 and "expired" in r.stderr, r.stderr
+
+
+def test_requests_on_one_connection():
+    "a right answer of /healthz, a method or the head of a body makes no connection a known one, and each request is verified once"
+    authority = Authority()
+    agent = TlsAgent(authority, "--tls-client-ca", authority.file)
+    shows = clients(authority)
+    for name, statuses in (("right", [200, 200, 404, 200]), ("none", [200, 401, 401, 401]), ("a stranger's", [200, 401, 401, 401])):
+        context = ssl.create_default_context(cafile=authority.file)
+        if shows[name]:
+            context.load_cert_chain(*shows[name])
+        with context.wrap_socket(socket.create_connection(("127.0.0.1", int(agent.url.rsplit(":", 1)[1])), timeout=20 * SLOW),
+                                 server_hostname="localhost") as sock:
+            paths = "/healthz", "/v1/models", "/v1/none/1/manifest", "/v1/models"
+            sock.sendall("".join(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n" for path in paths).encode())  # one after the other, at once
+            got = b""
+            while (got.count(b"HTTP/1.1 ") < len(statuses) or not got.endswith(b"}")) and (data := sock.recv(1 << 16)):
+                got += data
+            assert [int(s) for s in re.findall(rb"HTTP/1.1 (\d+)", got)] == statuses, (name, got)
+            assert not sock.session.has_ticket, "a session that is resumed would skip the certificate"
+
+
+def test_authorities_that_are_none():
+    "a file of authorities without a certificate, or with a damaged one, is refused at the start, and named"
+    authority = Authority()
+    cert, key = authority.certificate()
+    for content in ("none\n", open(key).read(), open(authority.file).read() + "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
+        with open(path := unique("authorities"), "w") as f:
+            f.write(content)
+        r = wsync("agent", "--listen", "127.0.0.1:0", "--socket", unique("none") + ".sock", "--tls-cert", cert, "--tls-key", key,
+                  "--tls-client-ca", path, check=False)
+        assert r.returncode == 1 and f"{path} holds no authorities" in r.stderr, r.stderr
 
 
 def test_clients_with_a_token():

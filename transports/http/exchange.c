@@ -43,26 +43,23 @@ static struct ws_http_connection *connection_of(const struct ws_http_incoming *i
     return info ? info->socket_context : NULL;
 }
 
-/* NULL: nothing; else what the client's certificate lacks. */
-static const char *lacks_certificate(const struct ws_http_incoming *in, char text[256])
+/* Once a request, until it is right: a client may send requests to be refused faster than chains are verified. */
+static void check_certificate(struct ws_http_incoming *in)
 {
     struct ws_http_connection *c = connection_of(in);
     if (!in->server->tls.client_ca || (c && c->is_verified))
-        return NULL;
-    const char *why = ws_http_tls_lacks(in->connection, text);
-    if (!why && c)
-        c->is_verified = true;
-    return why;
+        return;
+    in->lacks = c ? ws_http_tls_lacks(in->connection, c->text) : "there is no memory to verify it";
+    if (c)
+        c->is_verified = !in->lacks;
 }
 
 /* The one place that decides which clients a route serves. */
 static bool is_allowed(const struct ws_http_incoming *in, enum ws_http_access access)
 {
     const char *token = in->server->token;
-    char why[256];
     return access == WS_HTTP_PUBLIC ||
-           ((!token || ws_http_bearer(ws_http_header(in, "Authorization"), token)) &&
-            !lacks_certificate(in, why));
+           (!in->lacks && (!token || ws_http_bearer(ws_http_header(in, "Authorization"), token)));
 }
 
 /* --- refusals --- */
@@ -71,10 +68,9 @@ static bool is_allowed(const struct ws_http_incoming *in, enum ws_http_access ac
 static void refuse_unauthenticated(const struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_error err = {0};
-    char text[256];
-    const char *why = lacks_certificate(in, text);
     ws_http_refuse(a,
-                   why ? ws_error_set(&err, EACCES, "a client certificate is asked for: %s", why)
+                   in->lacks
+                       ? ws_error_set(&err, EACCES, "a client certificate is asked for: %s", in->lacks)
                        : ws_error_set(&err, EACCES, "a token is asked for: Authorization: Bearer TOKEN"),
                    &err);
 }
@@ -155,6 +151,7 @@ static enum MHD_Result receive_head(struct ws_http_incoming *in)
     const struct ws_http_connection *c = connection_of(in);
     struct ws_http_answer a = {0};
     find_route(in);
+    check_certificate(in);
     if (!s->o.limits_unauthenticated)
         return MHD_YES;
     in->is_unauthenticated = !is_allowed(in, WS_HTTP_TOKEN);

@@ -23,6 +23,7 @@ struct ws_http_server {
 struct ws_http_connection {
     struct ws_http_unauthenticated *quota; /* NULL: not limited, or no memory */
     bool is_verified;                      /* its certificate was checked, and is not checked again */
+    char text[256];                        /* of what its certificate lacks */
 };
 
 /* libmicrohttpd's callbacks; cls is the server. */

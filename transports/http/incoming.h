@@ -32,6 +32,7 @@ struct ws_http_incoming {
     struct MHD_Connection *connection;
     const struct ws_http_route *route; /* NULL: none */
     unsigned allowed;                  /* methods of a path whose route is NULL */
+    const char *lacks;                 /* what its client's certificate does; NULL: nothing */
     bool is_too_large, is_counted;
     bool is_unauthenticated; /* no token, and the server limits such requests: its body is read and dropped */
 };

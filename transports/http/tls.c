@@ -22,6 +22,22 @@ static int read_file(const char *path, char **out, struct ws_error *err)
     return rc < 0 ? ws_error_prefix(err, "cannot read the TLS file") : 0;
 }
 
+/* A file without a certificate would shut every client out. */
+static int check_authorities(const char *path, const char *pem, struct ws_error *err)
+{
+    const gnutls_datum_t text = {(unsigned char *)(uintptr_t)pem, (unsigned)strlen(pem)};
+    gnutls_x509_crt_t *list = NULL;
+    unsigned n = 0;
+    const int rc = gnutls_x509_crt_list_import2(&list, &n, &text, GNUTLS_X509_FMT_PEM, 0);
+    if (rc < 0)
+        return ws_error_set(err, EINVAL, "%s holds no authorities of clients in PEM: %s", path,
+                            gnutls_strerror(rc));
+    for (unsigned i = 0; i < n; i++)
+        gnutls_x509_crt_deinit(list[i]);
+    gnutls_free(list);
+    return 0;
+}
+
 int ws_http_tls_read(struct ws_http_tls *tls, const struct ws_http_tls_files *files, struct ws_error *err)
 {
     int rc = read_file(files->cert, &tls->cert, err);
@@ -31,6 +47,8 @@ int ws_http_tls_read(struct ws_http_tls *tls, const struct ws_http_tls_files *fi
         rc = read_file(files->client_ca, &tls->client_ca, err);
     if (rc == 0 && (!tls->cert != !tls->key || (tls->client_ca && !tls->cert)))
         rc = ws_error_set(err, EINVAL, "TLS needs both a certificate and a key");
+    if (rc == 0 && tls->client_ca)
+        rc = check_authorities(files->client_ca, tls->client_ca, err);
     return rc;
 }
 

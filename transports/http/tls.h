@@ -13,7 +13,7 @@ struct ws_http_tls_files {
 };
 
 /* Reads the files; a path of NULL leaves its part NULL. -EINVAL: a key without a certificate, a certificate
- * without a key, authorities without both, or an empty file; -ENOENT, -EFBIG and other errors of files. */
+ * without a key, authorities without both or that are none, or an empty file; -ENOENT, -EFBIG and other errors of files. */
 WS_MUST_USE int ws_http_tls_read(struct ws_http_tls *tls, const struct ws_http_tls_files *files,
                                  struct ws_error *err);
 void ws_http_tls_destroy(struct ws_http_tls *tls);
