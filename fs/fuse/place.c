@@ -7,6 +7,7 @@
 #include <linux/mount.h>
 #include <mntent.h>
 #include <poll.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,9 @@
 #define BUSY_TRIES   9            /* of an unmount, BUSY_NS apart, twice as long each time: 2.5 s in all */
 #define BUSY_NS      10000000L
 #define TURN_TRIES   500 /* BUSY_NS apart */
+#ifndef STATX_MNT_ID_UNIQUE
+#define STATX_MNT_ID_UNIQUE 0x4000U
+#endif
 
 WS_VECTOR(chars, char);
 
@@ -205,16 +209,32 @@ static int unmount(const char *path)
     return rc;
 }
 
+/* The mount that is on top there; 0: none, or it cannot be told. No other one has its number, before Linux 6.8 as
+ * long as it is there. */
+static uint64_t mount_number(const char *path)
+{
+    struct statx st;
+    const unsigned wanted[] = {STATX_MNT_ID_UNIQUE, STATX_MNT_ID};
+    for (size_t i = 0; i < 2; i++)
+        if (statx(AT_FDCWD, path, AT_STATX_DONT_SYNC | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT, wanted[i],
+                  &st) == 0 &&
+            st.stx_mask & wanted[i])
+            return st.stx_mnt_id;
+    return 0;
+}
+
 /* Processes that only look at a mount, as 'wsync status' or the daemon's own start does, keep it busy for
- * moments: a busy one is tried again. */
+ * moments: a busy one is tried again. One that has ended meanwhile may have a successor on its path. */
 static int unmount_patiently(const char *path)
 {
+    const uint64_t number = mount_number(path);
     int rc = unmount(path);
     for (int i = 1; rc == -EBUSY && i < BUSY_TRIES; i++) {
         const long ns = BUSY_NS << (i - 1);
         const struct timespec wait = {.tv_sec = ns / 1000000000L, .tv_nsec = ns % 1000000000L};
         (void)nanosleep(&wait, NULL);
-        rc = unmount(path);
+        const uint64_t now = mount_number(path);
+        rc = now == 0 || now == number ? unmount(path) : 0;
     }
     return rc;
 }

@@ -83,6 +83,31 @@ def test_busy_for_a_moment():
     wait_for(lambda: not mount.alive(), "the daemon's end")
 
 
+def test_successor_of_a_busy_mount():
+    "unmounting a busy mount that ends meanwhile leaves alone what is mounted on its path by then"
+    need_fuse()
+    agent = Agent()
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    env = dict(os.environ, ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0")
+    for succeeded in (False, True):
+        mount = Mount(agent.url)
+        mount.wait_version("actor", 1)
+        trace = unique("trace")
+        busy = subprocess.Popen(["strace", "-o", trace, "-e", f"inject=umount2:error=EBUSY:delay_enter={4000000 * SLOW}:when=1", WSYNC, "umount", mount.path],
+                                stderr=subprocess.PIPE, text=True, env=env)
+        at_end(busy.kill)
+        wait_for(lambda: os.path.exists(trace) and "umount2" in open(trace).read(), "the first try")
+        wsync("umount", mount.path)
+        successor = Mount(agent.url, path=mount.path) if succeeded else None
+        assert busy.poll() is None, "the first try lasts until the successor is there"
+        said = busy.communicate(timeout=60 * SLOW)[1]
+        assert busy.returncode == 0, said
+        assert is_mounted(mount.path) == ["fuse.wsync"] * succeeded
+        if successor:
+            assert successor.alive()
+            successor.wait_version("actor", 1)
+
+
 def test_detached_mount_ends():
     "ending a lazily detached mount leaves its successor on the same path in place"
     for reads in ("auto", "link", "cached"):
