@@ -7,6 +7,7 @@
 #include <linux/mount.h>
 #include <mntent.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -195,9 +196,13 @@ static int detach_regions(const char *path, char regions[4200])
     return tree;
 }
 
+/* A signal that ends the process waits until the regions are back. */
 static int unmount(const char *path)
 {
     char regions[4200];
+    sigset_t all, before;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &before);
     int tree = detach_regions(path, regions);
     int rc = umount2(path, 0) == 0 ? 0 : -errno;
     if (rc < 0 && tree >= 0 &&
@@ -206,6 +211,7 @@ static int unmount(const char *path)
                strerror(errno));
     if (tree >= 0)
         close(tree);
+    sigprocmask(SIG_SETMASK, &before, NULL);
     return rc;
 }
 

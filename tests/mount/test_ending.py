@@ -108,6 +108,32 @@ def test_successor_of_a_busy_mount():
             successor.wait_version("actor", 1)
 
 
+def test_unmount_that_is_ended():
+    "a signal that ends wsync umount while link mode's regions are away leaves the mount with them"
+    need_fuse()
+    agent = Agent()
+    folder = checkpoint(SMALL, seed=1)
+    agent.publish("actor", 1, folder)
+    mount = Mount(agent.url, "reads=link")
+    mount.wait_version("actor", 1)
+    path = mount.file("actor/1/model.safetensors")
+    assert tensors_of(path) == tensors_of(folder + "/model.safetensors")
+    if not is_mounted(mount.path + "/.regions"):
+        pytest.skip("link mode cannot mount regions here")
+    trace = unique("trace")
+    env = dict(os.environ, ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0")
+    tracer = subprocess.Popen(["strace", "-o", trace, "-e", f"inject=umount2:error=EBUSY:delay_enter={2000000 * SLOW}:when=2+", WSYNC, "umount", mount.path],
+                              stderr=subprocess.PIPE, text=True, env=env)
+    at_end(tracer.kill)
+    wait_for(lambda: os.path.exists(trace) and open(trace).read().count("umount2(") == 2, "the second unmount, of the outer mount")
+    with open(f"/proc/{tracer.pid}/task/{tracer.pid}/children") as f:
+        os.kill(int(f.read().split()[0]), signal.SIGTERM)
+    tracer.communicate(timeout=60 * SLOW)
+    assert tracer.returncode != 0 and mount.alive()
+    assert is_mounted(mount.path + "/.regions"), "the regions are back"
+    assert tensors_of(path) == tensors_of(folder + "/model.safetensors")
+
+
 def test_detached_mount_ends():
     "ending a lazily detached mount leaves its successor on the same path in place"
     for reads in ("auto", "link", "cached"):
