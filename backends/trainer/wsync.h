@@ -283,6 +283,10 @@ const wsync_gpu_tensor *wsync_gpu_map_tensor(const wsync_gpu_map *map, size_t i)
 /* Copies that piece, contiguous and in the file's dtype, to dst (host or device memory of `bytes` bytes,
  * exactly its size): done when it returns. */
 int wsync_gpu_map_copy(wsync_gpu_map *map, size_t i, void *dst, size_t bytes);
+/* Copies the first n pieces, one after the other; dst[i] NULL: not that one. After a failure some are copied. Of
+ * 0.1; to be removed after 0.2. */
+WSYNC_DEPRECATED("call wsync_gpu_map_copy for each piece")
+int wsync_gpu_map_copy_all(wsync_gpu_map *map, void *const *dst, size_t n);
 void wsync_unmap_gpu(wsync_gpu_map *map); /* NULL is fine */
 
 /* Copies `bytes` bytes of an open file (of a mounted version, say), from `offset` on, to device memory at
@@ -541,6 +545,9 @@ void wsync_engine_client_close(wsync_engine_client *client);
  * F6). */
 const char *wsync_dtype_name(wsync_dtype dtype);
 const char *wsync_dtype_str(wsync_dtype dtype);
+/* The type with this name of torch's, in either form. -EINVAL: there is none. Of 0.1; to be removed after 0.2. */
+WSYNC_DEPRECATED("compare with wsync_dtype_name and wsync_dtype_str")
+int wsync_dtype_parse(const char *name, wsync_dtype *out);
 /* Safetensors' name of it, "BF16"; NULL: there is no such type, so that a count from 0 on visits all. */
 const char *wsync_dtype_safetensors(wsync_dtype dtype);
 /* Bits of an element: 4 and 6 of packed types; 0: there is no such type. */

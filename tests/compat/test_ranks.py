@@ -92,12 +92,13 @@ def test_library(programs, libraries):
 
 @olds
 def test_symbols(old):
-    "a function newer than the older release has a newer symbol version, so that linkers name it"
+    "no function of the older release is missing; a newer one has a newer symbol version, so that linkers name it"
     def exported(build):
         lines = subprocess.run(["nm", "-D", "--defined-only", f"{build}/libwsync.so"], capture_output=True, text=True, check=True, timeout=20).stdout
         return dict(re.findall(r"\bT (wsync_\w+)@@(\S+)", lines))
 
     before, now = exported(old.build), exported(BUILD)
     assert before and now, (before, now)
+    assert before.keys() <= now.keys(), before.keys() - now.keys()
     late = {name for name in now if name not in before}
     assert {name for name, version in now.items() if version != "WSYNC_0"} == late, "backends/trainer/libwsync.map"

@@ -466,8 +466,14 @@ static void test_half_bytes(void **state)
 
 static void test_dtype_names(void **state)
 {
+    static const char *const bad[] = {"", "BF16", "torch.", "torch", "torch.torch.int8", "bfloat16 ", NULL};
+    wsync_dtype back;
     size_t known = 0;
     (void)state;
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_int_equal(wsync_dtype_parse(bad[i], &back), -EINVAL);
     for (int d = 0; d < WS_DTYPE_COUNT; d++) {
         const char *str = wsync_dtype_str((wsync_dtype)d), *name = wsync_dtype_name((wsync_dtype)d);
         assert_true(!str == !name);
@@ -476,7 +482,12 @@ static void test_dtype_names(void **state)
         known++;
         assert_int_equal(strncmp(str, "torch.", 6), 0);
         assert_string_equal(str + 6, name);
+        assert_int_equal(wsync_dtype_parse(str, &back), 0);
+        assert_int_equal(back, d);
+        assert_int_equal(wsync_dtype_parse(name, &back), 0);
+        assert_int_equal(back, d);
     }
+#pragma GCC diagnostic pop
     assert_int_equal(known, WS_DTYPE_COUNT - 3); /* F4, F6 twice */
     assert_string_equal(wsync_dtype_str(WSYNC_BF16), "torch.bfloat16");
     assert_string_equal(wsync_dtype_name(WSYNC_F8_E4M3), "float8_e4m3fn");

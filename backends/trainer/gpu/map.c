@@ -243,3 +243,14 @@ int wsync_gpu_map_copy(wsync_gpu_map *m, size_t i, void *dst, size_t bytes)
     return runs.conversion == WS_SAME_TYPE ? copy_piece(q, &runs, t->data, dst, err)
                                            : convert(q, &runs, t->data, dst, err);
 }
+
+int wsync_gpu_map_copy_all(wsync_gpu_map *m, void *const *dst, size_t n)
+{
+    int rc = 0;
+    if (n > m->n)
+        return ws_error_set(ws_last_error(), EINVAL, "there are %zu pieces, not %zu", m->n, n);
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        if (dst[i])
+            rc = wsync_gpu_map_copy(m, i, dst[i], ws_gpu_piece_bytes(m->pieces[i].piece));
+    return rc;
+}
