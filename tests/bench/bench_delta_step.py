@@ -88,7 +88,6 @@ def steps(agent, trainer, options, source=None, kind="step", share=SHARE, rounds
         mount.write(f"add actor {source or ''}{agent.url}", "ctl")
         ready, after, ways = [], [], ""
         for i in range(rounds + 3):  # the first three fill the cache and are not counted
-            began = time.monotonic()
             seconds = publish_to_ready(trainer, mount, kind, share)
             if i >= 3:
                 ready.append(seconds)

@@ -153,7 +153,7 @@ def test_reader_stays():
         for _ in range(3):
             run.step()
             run.wait_delta()
-            line = pull(mount, run.newest)
+            pull(mount, run.newest)
             same(mount, run.newest, run.folders[run.newest])
     finally:
         stop.set()

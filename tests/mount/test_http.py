@@ -41,11 +41,11 @@ def ask(port, server, what, target, *headers, method="GET", body=b"", split=Fals
                 pass  # it was refused for its head
         try:
             r, got = one(s, method == "HEAD")
-        except (OSError, http.client.HTTPException) as e:
+        except (OSError, http.client.HTTPException):
             LINES.append(f"== {server}: {what}\n   no answer\n")
             return
         try:
-            s.sendall(f"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            s.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             on = one(s, False)[0].status > 0
         except (OSError, http.client.HTTPException):
             on = False

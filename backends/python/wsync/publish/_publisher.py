@@ -15,7 +15,7 @@ import weakref
 
 from ..lib import _agents, _dtypes
 from ..lib._folder import VersionFiles
-from ..lib._library import Error, Strings, Timeout, check, ffi, lib, text
+from ..lib._library import Error, Strings, check, ffi, lib, text
 from ..read._weights import Weights
 from ._held import Source, Tensors, to_c
 

@@ -9,7 +9,7 @@ from typing import Any, Optional
 from ..lib._library import lib, text
 from ._gpu import SHARED, GpuWeights, map_gpu
 from ._layout import Difference
-from ._weights import Weights, open as open_weights
+from ._weights import open as open_weights
 
 AUTO = "auto"
 CUDA_IPC, DISK = text(lib.wsync_strategy_at(lib.WSYNC_CUDA_IPC).name), "disk"
