@@ -28,7 +28,9 @@ WS_MUST_USE int ws_place_is_mounted(const struct ws_place *p, int mounts);
 /* Detaches it where it is ours, and ends its connection. -EPERM: fusermount3 may; -ENOENT: it is not there.
  */
 WS_MUST_USE int ws_place_detach(const struct ws_place *p);
-/* 'wsync umount': of whatever daemon. -EINVAL: no wsync mount; -EBUSY leaves all as it was. */
-WS_MUST_USE int ws_place_unmount(const char *path, bool lazy, struct ws_error *err);
+/* Is what is on top there, alive or dead, a mount of wsync's? */
+bool ws_place_has_wsync(const char *path);
+/* The device that is on top there, without a request to the daemon that serves it. -errno. */
+WS_MUST_USE int ws_place_device(const char *path, dev_t *out);
 
 #endif

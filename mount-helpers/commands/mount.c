@@ -1,5 +1,5 @@
 /* wsync mount, umount; also mount(8)'s helper: mount.wsync SOURCE DIR [-sfnv] [-o OPTIONS]. */
-#include "fs/fuse/place.h"
+#include "fs/fuse/unmount.h"
 #include "fs/session.h"
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/mounts.h"
@@ -123,7 +123,7 @@ static int run_umount(const struct cli_args *args)
     const char *mount = cli_word(args, 0) ? cli_word(args, 0) : cli_get(args, "mount");
     if (!mount || (cli_word(args, 0) && cli_has(args, "mount")))
         return cli_usage("name one mount, as 'wsync umount DIR' or with --mount DIR");
-    if (ws_place_unmount(mount, cli_has(args, "lazy"), &err) < 0)
+    if (ws_unmount(mount, cli_has(args, "lazy"), &err) < 0)
         return cli_fail("%s", err.text);
     return CLI_OK;
 }
@@ -134,7 +134,7 @@ const struct cli_command cmd_umount = {
     .synopsis = "[--lazy] DIR",
     .description =
         "Ends the mount and its daemon. Engines keep what they have loaded, and mappings stay readable. "
-        "A mount that is busy is tried again for 2.5 s, then left as it was.",
+        "Root tries a busy mount again for 2.5 s; it is left as it was then.",
     .examples = "wsync umount /wsync",
     .options = umount_options,
     .max_words = 1,
