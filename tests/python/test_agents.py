@@ -1,5 +1,7 @@
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import warnings
@@ -133,6 +135,32 @@ def test_waits_are_bounded(place, monkeypatch, tmp_path):
         wsync.ensure(f"unix:{place}", timeout=1)
     pid = int((tmp_path / "pid").read_text())
     world.wait_for(lambda: ended(pid), "the end of the process that never answered")
+
+
+def test_agent_of_another_user():
+    """a user who names no agent is not given one that another user made in their name in /tmp, nor one in a folder that others may change"""
+    if os.getuid() != 0:
+        pytest.skip("needs root to be two users")
+    mine = 60000 + os.getpid() % 5000
+    folder = f"/tmp/wsync-{mine}"
+    world.at_end(shutil.rmtree, folder, ignore_errors=True)
+    squatter = socket.socket(socket.AF_UNIX)
+    world.at_end(squatter.close)
+    code = (f"import os; import wsync.lib._agents as a; os.setgroups([]); os.setgid({mine}); os.setuid({mine}); "
+            "os.environ.pop('XDG_RUNTIME_DIR', None); os.environ.pop('WSYNC_AGENT', None); print(a._default_socket()); a.ensure(timeout=5)")
+    for owner, mode in ((mine + 1, 0o755), (mine, 0o777)):
+        os.mkdir(folder)
+        squatter.close()
+        squatter = socket.socket(socket.AF_UNIX)
+        squatter.bind(folder + "/agent.sock")
+        squatter.listen(8)
+        os.chmod(folder + "/agent.sock", 0o666)
+        os.chown(folder, owner, owner)
+        os.chmod(folder, mode)
+        r = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert r.stdout == f"{folder}/agent.sock\n", r
+        assert r.returncode == 1 and f"{folder} belongs to user {owner} or could be changed by another user" in r.stderr, r.stderr
+        shutil.rmtree(folder)
 
 
 def test_command():

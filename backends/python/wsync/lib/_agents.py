@@ -36,11 +36,13 @@ def ensure(address: Optional[str] = None, log: Union[str, "os.PathLike[str]", No
     started agent appends to; default: agent.log beside the socket. A started agent listens for mounts at $WSYNC_LISTEN or
     127.0.0.1:18861, is adopted by init, has its own session, and may use all cores. If several processes call this at once, one
     starts the agent and the others wait, at most timeout seconds. Warns once per process (RuntimeWarning) if the agent shares this
-    process's cgroup and would be ended with it. wsync.Error: the agent ended at once; the message has the end of its log.
-    wsync.Timeout. ValueError: not an agent's address. Thread safe."""
+    process's cgroup and would be ended with it. wsync.Error: the agent ended at once, and the
+    message has the end of its log; or the default's folder could be another user's. wsync.Timeout. ValueError: not an agent's address. Thread safe."""
     path = _socket_of(address)
-    pid = _agent_pid(path)
     folder = os.path.dirname(path)
+    if not (address or os.environ.get("WSYNC_AGENT")) and folder != SYSTEM_FOLDER and os.path.lexists(folder):
+        _check_folder(folder)  # this user named no agent, and anybody may make folders in /tmp
+    pid = _agent_pid(path)
     if pid is None and path != _default_socket() and not os.path.isdir(folder) and not _parent_exists(folder):
         raise Error(errno.ENOENT, f"no agent runs at {path}, and none is started there, since there is no folder {folder}: is the address right?")
     if pid is None:
@@ -122,9 +124,19 @@ def _make_folder(folder: str) -> None:
         os.makedirs(folder, mode=0o755 if folder == SYSTEM_FOLDER else 0o700, exist_ok=True)
     except OSError as e:
         raise Error(e.errno, f"cannot make {folder} for the agent's socket: {e.strerror}; set WSYNC_AGENT=unix:/PATH to another place") from None
-    found = os.stat(folder)
-    if found.st_uid not in (0, os.getuid()) or (found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX):
-        raise Error(errno.EPERM, f"{folder} could be changed by another user: an agent's socket does not belong there; set WSYNC_AGENT=unix:/PATH to another place")
+    _check_folder(folder)
+
+
+def _check_folder(folder: str) -> None:
+    """Whoever owns the folder of a socket decides which agent listens there."""
+    try:
+        found, link = os.stat(folder), os.lstat(folder)
+    except OSError as e:
+        raise Error(e.errno, f"cannot look at {folder}, the folder of the agent's socket: {e.strerror}; set WSYNC_AGENT=unix:/PATH to another place") from None
+    owners = {found.st_uid, link.st_uid} - {0, os.getuid()}
+    if owners or (found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX):
+        raise Error(errno.EPERM, f"{folder} belongs to user {max(owners, default=found.st_uid)} or could be changed by another user, who could put an agent of their own "
+                                 "there; set WSYNC_AGENT=unix:/PATH to another place")
 
 
 def _start_once(path: str, log: str, deadline: float) -> int:
