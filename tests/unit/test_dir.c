@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -48,6 +49,17 @@ struct dirent *readdir(DIR *d)
     if (e)
         last = *e;
     return e;
+}
+
+static time_t ahead; /* of the clock */
+
+time_t time(time_t *out)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    if (out)
+        *out = now.tv_sec + ahead;
+    return now.tv_sec + ahead;
 }
 
 struct world {
@@ -204,26 +216,53 @@ static void without_descriptors_nothing_is_lost(void **state)
     assert_is_listed(w, before);
 }
 
-/* It is not taken for a version that never existed. */
-static void an_unreadable_version_is_logged_once(void **state)
+/* What is logged while the folder is listed three times. */
+static void listed_text(const struct world *w, char text[4096])
 {
-    const struct world *w = *state;
     const int log = memfd_create("log", MFD_CLOEXEC), was = dup(STDERR_FILENO);
-    char text[4096] = "";
     assert_true(dup2(log, STDERR_FILENO) >= 0);
-    unreadable = "/m/7";
     for (int i = 0; i < 3; i++)
         free(listing(w));
-    unreadable = NULL;
     assert_true(dup2(was, STDERR_FILENO) >= 0);
-    assert_true(pread(log, text, sizeof(text) - 1, 0) > 0);
+    const ssize_t n = pread(log, text, 4095, 0);
+    assert_true(n >= 0);
+    text[n] = 0;
+    close(log);
+    close(was);
+}
+
+static void assert_said_once(const char *text, const char *why)
+{
     const char *said = strstr(text, "warn dir left out: ");
     assert_non_null(said);
     assert_non_null(strstr(said, "/m/7"));
-    assert_non_null(strstr(said, strerror(EIO)));
+    assert_non_null(strstr(said, why));
     assert_null(strstr(said + strlen("warn dir left out: "), "left out: "));
-    close(log);
-    close(was);
+}
+
+/* It is not taken for a version that never existed. */
+static void an_unreadable_version_is_logged_once(void **state)
+{
+    char text[4096];
+    unreadable = "/m/7";
+    listed_text(*state, text);
+    unreadable = NULL;
+    assert_said_once(text, strerror(EIO));
+}
+
+/* A file that is cut short may be one that is being written; later it is not. */
+static void a_damaged_version_is_logged_once_its_writer_is_gone(void **state)
+{
+    const struct world *w = *state;
+    char text[4096], path[256];
+    snprintf(path, sizeof(path), "%s/m/7/model.safetensors", w->root);
+    assert_int_equal(truncate(path, 70), 0);
+    listed_text(w, text);
+    assert_null(strstr(text, "left out: "));
+    ahead = 100;
+    listed_text(w, text);
+    ahead = 0;
+    assert_said_once(text, "model.safetensors");
 }
 
 static void an_entry_that_comes_twice_is_listed_once(void **state)
@@ -276,6 +315,8 @@ int main(void)
                                         close_world),
         cmocka_unit_test_setup_teardown(hashing_stops_when_it_is_cancelled, open_world, close_world),
         cmocka_unit_test_setup_teardown(an_entry_that_comes_twice_is_listed_once, open_world, close_world),
+        cmocka_unit_test_setup_teardown(a_damaged_version_is_logged_once_its_writer_is_gone, open_world,
+                                        close_world),
         cmocka_unit_test_setup_teardown(an_unreadable_version_is_logged_once, open_world, close_world),
         cmocka_unit_test_setup_teardown(without_descriptors_nothing_is_lost, open_world, close_world),
         cmocka_unit_test_setup_teardown(a_file_that_was_written_to_is_hashed_again, open_world, close_world),

@@ -14,7 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <time.h>
 #include <unistd.h>
+
+#define REST_S 60 /* after which what is no whole checkpoint is not expected to become one */
 
 static void free_version(struct ws_dir_version *v)
 {
@@ -185,6 +188,26 @@ static bool has_weights(struct scan *k)
     return found;
 }
 
+/* Has nothing in the folder changed for so long that no writer is at work any more? False, too, where that cannot be
+ * told. */
+static bool is_at_rest(const struct scan *k, const char *path)
+{
+    struct stat st;
+    const int fd = ws_dir_scan_open(k->dir, path, true, &st, NULL);
+    const time_t before = time(NULL) - REST_S;
+    bool rests = fd >= 0 && st.st_ctim.tv_sec < before;
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    for (const struct dirent *e; rests && d && (e = readdir(d));)
+        rests = strcmp(e->d_name, "..") == 0 ||
+                (fstatat(fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_ctim.tv_sec < before);
+    rests = rests && d;
+    if (d)
+        closedir(d);
+    else if (fd >= 0)
+        close(fd);
+    return rests;
+}
+
 /* An entry may be read twice while other entries are renamed. */
 static bool is_found(const struct scan *k, const char *path)
 {
@@ -205,7 +228,7 @@ static bool read_version(struct scan *k, const char *model, uint64_t number, int
     if (rc < 0) {
         if (is_shortage(-rc))
             fail(k, -rc, path);
-        else if (!comes_by_itself(-rc))
+        else if (!comes_by_itself(-rc) || is_at_rest(k, path))
             complain(k->dir, NULL, &err);
         else
             ws_log(WS_LOG_DEBUG, "dir", "not a whole checkpoint yet: %s", err.text);
