@@ -8,14 +8,12 @@ import pytest
 from proxy import Proxy
 from world import unique
 
-trustme = pytest.importorskip("trustme", reason="trustme is not installed, as PyPI could not be reached")
-
 
 class Authority:
     """An authority; .file is its certificate."""
 
     def __init__(self):
-        self.ca = trustme.CA()
+        self.ca = pytest.importorskip("trustme", reason="trustme is not installed, as PyPI could not be reached").CA()
         self.file = unique("authority") + ".pem"
         self.ca.cert_pem.write_to_path(self.file)
 

@@ -73,9 +73,9 @@ static struct ws_version *find(struct ws_model *m, const struct ws_version_id *t
     return v;
 }
 
-/* A model that is made of parts is listed by several agents; what one of them orders is whole here only when the
- * others have listed their parts, too. */
-static bool is_made_of_parts(struct ws_model *m)
+/* Does a version of the model lack a part? Several agents list a model that is made of parts, and what one of them
+ * orders is whole here only when the others have listed their parts, too. */
+static bool lacks_parts(struct ws_model *m)
 {
     char missing[WS_ERROR_TEXT / 2];
     return ws_model_missing_parts(m, missing, sizeof(missing));
@@ -85,7 +85,7 @@ static struct ws_version *find_when_whole(const struct ws_control *c, struct ws_
                                           const struct ws_version_id *to, struct ws_error *err)
 {
     struct ws_version *v = find(m, to, err);
-    for (int i = 0; !v && i < PARTS_TRIES && is_made_of_parts(m) && !atomic_load(&c->stop); i++) {
+    for (int i = 0; !v && i < PARTS_TRIES && lacks_parts(m) && !atomic_load(&c->stop); i++) {
         (void)poll(NULL, 0, PARTS_MS);
         v = find(m, to, err);
     }
@@ -256,7 +256,7 @@ static void add_released(void *arg, struct ws_model *m)
     bool served = v && v == current && !ctl->switching && ws_controller_is_certain(ctl) &&
                   ctl->generation == generation && ctl->answered_release != o.released_by;
     pthread_mutex_unlock(&g->control->lock);
-    if (!v && !is_made_of_parts(m)) /* else it is found when the last of them is listed */
+    if (!v && !lacks_parts(m)) /* else it is found when the last of them is listed */
         report_missing(g->control, ctl, m, &o);
     if (served)
         answer(g->control, ctl, m, o.released_by);

@@ -43,7 +43,24 @@ static void end(wsync_engine_client *c, struct step *s, int *acted)
         *acted = s->acted;
 }
 
-int wsync_engine_pause(wsync_engine_client *c, unsigned timeout_ms, int *acted)
+typedef int operation(const struct ws_engine_target *t, struct ws_error *err);
+static operation *pause_of(const struct ws_engine_ops *ops)
+{
+    return ops->pause;
+}
+
+static operation *resume_of(const struct ws_engine_ops *ops)
+{
+    return ops->resume;
+}
+
+static operation *flush_of(const struct ws_engine_ops *ops)
+{
+    return ops->flush;
+}
+
+static int run(wsync_engine_client *c, operation *(*choose)(const struct ws_engine_ops *ops),
+               unsigned timeout_ms, int *acted)
 {
     struct ws_error *err = ws_last_error();
     struct step s;
@@ -53,37 +70,24 @@ int wsync_engine_pause(wsync_engine_client *c, unsigned timeout_ms, int *acted)
         *acted = 0;
     if (rc < 0)
         return rc;
-    rc = s.ops->pause(&s.target, err);
+    rc = choose(s.ops)(&s.target, err);
     end(c, &s, acted);
     return rc;
+}
+
+int wsync_engine_pause(wsync_engine_client *c, unsigned timeout_ms, int *acted)
+{
+    return run(c, pause_of, timeout_ms, acted);
 }
 
 int wsync_engine_resume(wsync_engine_client *c, unsigned timeout_ms, int *acted)
 {
-    struct ws_error *err = ws_last_error();
-    struct step s;
-    int rc = begin(c, timeout_ms, &s, err);
-
-    if (acted)
-        *acted = 0;
-    if (rc < 0)
-        return rc;
-    rc = s.ops->resume(&s.target, err);
-    end(c, &s, acted);
-    return rc;
+    return run(c, resume_of, timeout_ms, acted);
 }
 
 int wsync_engine_flush(wsync_engine_client *c, unsigned timeout_ms)
 {
-    struct ws_error *err = ws_last_error();
-    struct step s;
-    int rc = begin(c, timeout_ms, &s, err);
-
-    if (rc < 0)
-        return rc;
-    rc = s.ops->flush(&s.target, err);
-    end(c, &s, NULL);
-    return rc;
+    return run(c, flush_of, timeout_ms, NULL);
 }
 
 int wsync_engine_set_version(wsync_engine_client *c, const char *version, unsigned timeout_ms, int *acted)
