@@ -169,10 +169,10 @@ static void refuse(void *self, const struct ws_http_incoming *in, struct ws_http
 }
 
 static const struct ws_http_route routes[] = {
-    {WS_HTTP_READ, "/healthz", WS_HTTP_PUBLIC, serve_health},
-    {WS_HTTP_READ, "/metrics", WS_HTTP_PUBLIC, serve_metrics},
-    {WS_HTTP_READ, "/ready/*", WS_HTTP_PUBLIC, serve_ready},
-    {WS_HTTP_READ, "*", WS_HTTP_PUBLIC, serve_nothing},
+    WS_HTTP_ROUTE(WS_HTTP_READ, "/healthz", OPEN, serve_health),
+    WS_HTTP_ROUTE(WS_HTTP_READ, "/metrics", OPEN, serve_metrics),
+    WS_HTTP_ROUTE(WS_HTTP_READ, "/ready/*", OPEN, serve_ready),
+    WS_HTTP_ROUTE(WS_HTTP_READ, "*", OPEN, serve_nothing),
     {0},
 };
 
@@ -184,7 +184,7 @@ int ws_probes_new(struct ws_probes **out, const char *listen, struct ws_control 
     p->control = c;
     const int rc = ws_http_server_new(&p->http,
                                       &(struct ws_http_server_options){.listen = listen,
-                                                                       .insecure = true,
+                                                                       .access = {.insecure = true},
                                                                        .routes = routes,
                                                                        .self = p,
                                                                        .max_connections = MAX_CONNECTIONS,

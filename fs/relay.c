@@ -271,19 +271,36 @@ static int relay_delta(void *self, const char *model, uint64_t version, const ch
 
 /* --- the rest --- */
 
-static int relay_route(void *self, const char *method, const char *path, const char *query,
-                       const json_t *body, json_t **reply, char **text, struct ws_error *err)
+static const struct ws_api_route *const *relay_routes(void *self)
+{
+    static const struct ws_api_route metrics[] = {WS_API_ROUTE("GET", "/metrics", READ), {0}};
+    static const struct ws_api_route *const tables[] = {metrics, NULL};
+
+    (void)self;
+    return tables;
+}
+
+static int relay_no_route(void *self, const char *method, const char *path, struct ws_error *err)
+{
+    (void)self;
+    (void)method;
+    if (strncmp(path, "/v1/", 4) == 0)
+        return ws_error_set(err, ENOTSUP, "this is a mount that serves, no agent: it answers no %s", path);
+    return ws_error_set(err, ENOENT, "there is no %s here", path);
+}
+
+static int relay_route(void *self, const struct ws_identity *who, const char *method, const char *path,
+                       const char *query, const json_t *body, json_t **reply, char **text, struct ws_error *err)
 {
     struct ws_relay *r = self;
     struct ws_tcp_server_stats s;
 
+    (void)who;
+    (void)method;
+    (void)path;
     (void)query;
     (void)body;
     (void)reply;
-    if (strncmp(path, "/v1/", 4) == 0)
-        return ws_error_set(err, ENOTSUP, "this is a mount that serves, no agent: it answers no %s", path);
-    if (strcmp(method, "GET") != 0 || strcmp(path, "/metrics") != 0)
-        return ws_error_set(err, ENOENT, "there is no %s here", path);
     ws_tcp_server_stats(r->server, &s);
     if (asprintf(text,
                  "# TYPE wsync_relay_sent_bytes_total counter\nwsync_relay_sent_bytes_total %" PRIu64 "\n"
@@ -303,7 +320,9 @@ static const struct ws_catalog_ops ops = {
     .release = relay_release,
     .here = relay_here,
     .forget = relay_forget,
+    .routes = relay_routes,
     .route = relay_route,
+    .no_route = relay_no_route,
 };
 
 /* Of the store. */

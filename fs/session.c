@@ -221,8 +221,9 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
     if (fs->options.listen && (rc = ws_probes_new(&fs->probes, fs->options.listen, fs->control, err)) < 0)
         return rc;
     struct ws_tcp_server_options serve = fs->options.serve;
-    if (!serve.token)
-        serve.token = fs->options.store.source.token;
+    if (!serve.access.token && !serve.access.tokens_file)
+        serve.access.token = fs->options.store.source.token;
+    serve.access.makes_local_token = true;
     if (serve.listen && (rc = ws_relay_new(&fs->relay, fs->store, &serve, err)) < 0)
         return rc;
     rc = ws_mount_options_add_sources(&fs->options, fs->store, err);

@@ -174,12 +174,17 @@ class Process:
             return f.read()
 
 
+def asks_nothing(args):
+    """Agents of tests ask for no token unless the test is about that."""
+    return () if {"--insecure", "--tokens", "--token-file", "--tls-client-ca"} & set(args) else ("--insecure",)
+
+
 class Agent(Process):
     def __init__(self, *args, port=None, sock=None, host="127.0.0.1"):
         self.port = port or free_port()
         self.sock = sock or unique("agent") + ".sock"
         self.url = f"http://{host}:{self.port}"
-        super().__init__("agent", "--listen", f"{host}:{self.port}", "--socket", self.sock, *args)
+        super().__init__("agent", "--listen", f"{host}:{self.port}", "--socket", self.sock, *asks_nothing(args), *args)
         wait_for(lambda: self.answers() or not self.alive(), "the agent")
         if not self.alive():
             raise AssertionError(self.text())

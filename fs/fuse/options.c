@@ -167,7 +167,7 @@ static int set_token_file(struct ws_mount_options *o, const char *value)
 
 static int set_serve_token_file(struct ws_mount_options *o, const char *value)
 {
-    return read_token(o, value, &o->serve.token);
+    return read_token(o, value, &o->serve.access.token);
 }
 
 #define SET_STRING(name, field)                                                                              \
@@ -187,6 +187,7 @@ SET_STRING(set_state, state)
 SET_STRING(set_host, host)
 SET_STRING(set_listen, listen)
 SET_STRING(set_serve, serve.listen)
+SET_STRING(set_serve_tokens, serve.access.tokens_file)
 SET_STRING(set_serve_cert, serve.tls_cert_file)
 SET_STRING(set_serve_key, serve.tls_key_file)
 SET_STRING(set_serve_client_ca, serve.tls_client_ca_file)
@@ -219,7 +220,8 @@ SET_FLAG(set_allow_other, allow_other)
 SET_FLAG(set_no_allow_other, no_allow_other)
 SET_FLAG(set_prefetch, prefetch)
 SET_FLAG(set_debug, debug)
-SET_FLAG(set_serve_insecure, serve.insecure)
+SET_FLAG(set_insecure, store.source.insecure)
+SET_FLAG(set_serve_insecure, serve.access.insecure)
 
 static int ignore(struct ws_mount_options *o, const char *value)
 {
@@ -268,6 +270,7 @@ static const struct {
      "may say nothing for one of n+1 equal shares of it, then the next is asked; below 3 a second one may "
      "not be reached"},
     {"token-file", "FILE", set_token_file, "bearer token for the sources, the file's first line"},
+    {"insecure", NULL, set_insecure, "send the token to http:// on another host, too, in clear text"},
     {"ca-file", "FILE", set_ca_file, "certificates that https sources are checked against"},
     {"cert-file", "FILE", set_cert_file, "client certificate for https sources"},
     {"key-file", "FILE", set_key_file, "its private key"},
@@ -297,7 +300,9 @@ static const struct {
      "no"},
     {"serve-token-file", "FILE", set_serve_token_file,
      "ask those mounts for the bearer token in the file's first line; default: the sources' token"},
-    {"serve-insecure", NULL, set_serve_insecure, "serve beyond loopback without a token"},
+    {"serve-tokens", "FILE", set_serve_tokens,
+     "the identities of those mounts and their roles, as wsync token add writes them; read again when it changes"},
+    {"serve-insecure", NULL, set_serve_insecure, "ask those mounts for no token: who reaches the port may read"},
     {"serve-cert", "FILE", set_serve_cert, "serve TLS 1.3 with this PEM certificate"},
     {"serve-key", "FILE", set_serve_key, "its private key"},
     {"serve-client-ca", "FILE", set_serve_client_ca, "serve only those with a certificate signed by this CA"},

@@ -10,6 +10,7 @@ struct ws_source *agents_open(const struct cli_args *args)
 {
     char *token = cli_has(args, "token-file") ? cli_read_secret(cli_get(args, "token-file")) : NULL;
     const struct ws_source_options options = {.token = token,
+                                              .insecure = cli_has(args, "insecure"),
                                               .ca_file = cli_get(args, "ca-file"),
                                               .cert_file = cli_get(args, "cert-file"),
                                               .key_file = cli_get(args, "key-file")};

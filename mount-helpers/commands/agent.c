@@ -14,16 +14,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define DEFAULT_LISTEN "127.0.0.1:18861"
 #define MAX_ASTRAFLOW  64
 
 static const struct cli_option options[] = {
-    {"listen", 'l', "HOST:PORT", "serve HTTP here; default " DEFAULT_LISTEN ", 'none' for no TCP"},
+    {"listen", 'l', "HOST:PORT", "serve HTTP here; default: no TCP, mounts on this host come by --socket"},
     {"socket", 's', "PATH",
      "unix socket for publishers and for mounts on this host; default " WS_AGENT_SOCKET ", 'none' for none"},
     {"group", 'g', "NAME", "let this group use the socket (it may then publish and read)"},
-    {"token-file", 0, "FILE", "ask HTTP clients for the bearer token in the file's first line"},
-    {"insecure", 0, NULL, "listen beyond loopback without a token"},
+    {"tokens", 0, "FILE",
+     "the identities of HTTP clients and their roles, as wsync token add writes them; read again when it changes"},
+    {"token-file", 0, "FILE",
+     "ask HTTP clients for the bearer token in the file's first line: one for all, it may read, report and release"},
+    {"insecure", 0, NULL, "ask HTTP clients for no token: who reaches the port may read, report and release"},
+    {"nodes", 0, NULL,
+     "let agents of the trainer's other nodes report here with the one token of --token-file, or with --insecure; "
+     "with --tokens their line has the role node instead"},
+    {"print-routes", 0, NULL, "print which role each route asks for, and exit"},
     {"tls-cert", 0, "FILE", "serve TLS 1.3 with this PEM certificate"},
     {"tls-key", 0, "FILE", "its private key"},
     {"tls-client-ca", 0, "FILE", "serve only clients with a certificate signed by this CA"},
@@ -32,6 +38,7 @@ static const struct cli_option options[] = {
      "one's "
      "agent, http://HOST:PORT"},
     {"primary-token-file", 0, "FILE", "with --primary: its bearer token; default: that of --token-file"},
+    {"primary-insecure", 0, NULL, "with --primary: send the token to http:// on another host, too, in clear text"},
     {"primary-ca", 0, "FILE", "with --primary: trust this CA's certificates (PEM) for https"},
     {"primary-cert", 0, "FILE", "with --primary: show this client certificate"},
     {"primary-key", 0, "FILE", "with --primary: its private key"},
@@ -146,8 +153,11 @@ static int run(const struct cli_args *args)
     const char *listen = cli_get(args, "listen"), *socket = cli_get(args, "socket");
     const char *group = cli_get(args, "group"), *token_file = cli_get(args, "token-file");
     struct ws_agent_options o = {
-        .tcp.listen = listen ? listen : DEFAULT_LISTEN,
-        .tcp.insecure = cli_has(args, "insecure"),
+        .tcp.listen = listen,
+        .tcp.access = {.tokens_file = cli_get(args, "tokens"),
+                       .insecure = cli_has(args, "insecure"),
+                       .nodes = cli_has(args, "nodes"),
+                       .makes_local_token = true},
         .tcp.tls_cert_file = cli_get(args, "tls-cert"),
         .tcp.tls_key_file = cli_get(args, "tls-key"),
         .tcp.tls_client_ca_file = cli_get(args, "tls-client-ca"),
@@ -166,19 +176,26 @@ static int run(const struct cli_args *args)
     };
     const char *primary_token_file = cli_get(args, "primary-token-file");
     char *primary_token = primary_token_file ? cli_read_secret(primary_token_file) : NULL;
+    if (cli_has(args, "print-routes")) {
+        ws_agent_print_routes(stdout);
+        return CLI_OK;
+    }
+    if (o.tcp.access.tokens_file && token_file)
+        return cli_usage("--tokens has the tokens of all clients: give it or --token-file");
     char *token = token_file ? cli_read_secret(token_file) : NULL;
 
-    o.tcp.token = token;
+    o.tcp.access.token = token;
     o.primary = cli_get(args, "primary");
     o.primary_access = (struct ws_source_options){
         .token = primary_token_file ? primary_token : token,
+        .insecure = cli_has(args, "primary-insecure"),
         .ca_file = cli_get(args, "primary-ca"),
         .cert_file = cli_get(args, "primary-cert"),
         .key_file = cli_get(args, "primary-key"),
     };
     if (!o.primary && (primary_token_file || o.primary_access.ca_file || o.primary_access.cert_file))
         return cli_usage("--primary-token-file, --primary-ca and --primary-cert need --primary URL");
-    if (!strcmp(o.tcp.listen, "none"))
+    if (o.tcp.listen && !strcmp(o.tcp.listen, "none"))
         o.tcp.listen = NULL;
     if (!strcmp(o.socket, "none"))
         o.socket = NULL;

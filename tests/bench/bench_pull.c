@@ -176,7 +176,7 @@ int main(void)
     struct ws_error err = {0};
     struct memory_catalog *c = memory_catalog_new();
     struct ws_catalog catalog = memory_catalog_ops(c);
-    struct ws_tcp_server_options so = {.listen = "127.0.0.1:0"};
+    struct ws_tcp_server_options so = {.listen = "127.0.0.1:0", .access.insecure = true};
     struct ws_store_options o = {.streams = STREAMS, .keep = 1, .cache_bytes = 3 * bytes};
     struct ws_tcp_server *server;
     struct puller p = {0};

@@ -27,6 +27,7 @@ void bench_agent_start_with(struct bench_agent *a, const struct ws_agent_options
     snprintf(a->url, sizeof(a->url), "unix:%s", socket);
     struct ws_agent_options o = *options;
     o.tcp.listen = "127.0.0.1:0";
+    o.tcp.access.insecure = true;
     o.socket = socket;
     o.socket_gid = (gid_t)-1;
     if (ws_agent_new(&a->agent, &o, &err))

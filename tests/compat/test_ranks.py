@@ -62,7 +62,7 @@ def test_each_other(first, other):
 @pairs
 def test_nodes(primaries, secondaries):
     "a trainer on two nodes whose agents are of both releases; mounts of either release merge its parts"
-    first = primaries.Agent()
+    first = primaries.Agent(*(["--nodes"] if primaries is NEW else []))
     agents = [first, secondaries.Agent("--primary", first.url)]
     trainer = [rank(release, agent, i, 2) for i, (release, agent) in enumerate(zip((primaries, secondaries), agents))]
     mounts = [release.Mount(f"{agents[0].url},{agents[1].url}") for release in (primaries, secondaries)]

@@ -190,10 +190,25 @@ static int get_delta(void *self, const char *model, uint64_t version, const char
     return *out ? 0 : ws_error_set(err, ENOENT, "no delta to %s/%llu", model, (unsigned long long)version);
 }
 
-static int route(void *self, const char *method, const char *path, const char *query, const json_t *body,
+static const struct ws_api_route *const *get_routes(void *self)
+{
+    static const struct ws_api_route table[] = {WS_API_ROUTE("POST", "/v1/{model}/{version}/loaded", REPORT), {0}};
+    static const struct ws_api_route *const tables[] = {table, NULL};
+    (void)self;
+    return tables;
+}
+
+static int no_route(void *self, const char *method, const char *path, struct ws_error *err)
+{
+    (void)self;
+    return ws_error_set(err, ENOENT, "no %s %s", method, path);
+}
+
+static int route(void *self, const struct ws_identity *who, const char *method, const char *path, const char *query, const json_t *body,
                  json_t **reply, char **text, struct ws_error *err)
 {
     struct memory_catalog *c = self;
+    (void)who;
     (void)query;
     (void)text;
     if (strcmp(method, "POST") != 0 || !strstr(path, "/loaded") || !json_is_object(body))
@@ -211,7 +226,9 @@ static const struct ws_catalog_ops ops = {.seq = get_seq,
                                           .release = release,
                                           .deltas = get_deltas,
                                           .delta = get_delta,
-                                          .route = route};
+                                          .routes = get_routes,
+                                          .route = route,
+                                          .no_route = no_route};
 
 /* --- arriving versions --- */
 
@@ -306,7 +323,9 @@ static const struct ws_catalog_ops arriving_ops = {.seq = get_seq,
                                                    .release = release,
                                                    .here = here,
                                                    .forget = forget,
-                                                   .route = route};
+                                                   .routes = get_routes,
+                                                   .route = route,
+                                                   .no_route = no_route};
 
 struct ws_catalog memory_catalog_arriving(struct memory_catalog *c)
 {

@@ -69,7 +69,7 @@ static struct world open_world(void **state)
     memory_catalog_step(w.catalog, MODEL, 2, 1);
     struct ws_catalog c = memory_catalog_ops(w.catalog);
     if (strcmp(w.transport, "tcp") == 0) {
-        struct ws_tcp_server_options o = {.listen = "127.0.0.1:0"};
+        struct ws_tcp_server_options o = {.listen = "127.0.0.1:0", .access.insecure = true};
         assert_int_equal(ws_tcp_server_new(&w.tcp, &c, &o, &err), 0);
         snprintf(inner, sizeof(inner), "http://127.0.0.1:%u", ws_tcp_server_port(w.tcp));
     } else {

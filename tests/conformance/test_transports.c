@@ -513,7 +513,7 @@ static void beyond_loopback_needs_a_token(void **state)
     struct ws_error err = {0};
     (void)state;
     assert_int_equal(ws_tcp_server_new(&s, &catalog, &o, &err), -EACCES);
-    o.insecure = true;
+    o.access.insecure = true;
     assert_int_equal(ws_tcp_server_new(&s, &catalog, &o, &err), 0);
     ws_tcp_server_free(s);
     memory_catalog_free(c);

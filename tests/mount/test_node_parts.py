@@ -58,7 +58,7 @@ class World:
             f.write("secret\n")
         self.env = {"SIDECARS": checkpoint({}, files={}), "BASE": checkpoint({"frozen": ("F32", [33, 5])}, seed=5, sidecars=False)}
         with self.net.inside("t0"):
-            self.a0 = Agent("--token-file", self.token, *self.to_disk(0), host=T0)
+            self.a0 = Agent("--token-file", self.token, "--nodes", *self.to_disk(0), host=T0)
         self.start_secondary()
         self.whole = Agent()
         self.ranks = [self.start_rank(r) for r in range(4)]
@@ -67,7 +67,7 @@ class World:
 
     def start_secondary(self, port=None, sock=None):
         with self.net.inside("t1"):
-            self.a1 = Agent("--token-file", self.token, "--primary", self.a0.url, *self.to_disk(1), host=T1,
+            self.a1 = Agent("--token-file", self.token, "--primary", self.a0.url, "--primary-insecure", *self.to_disk(1), host=T1,
                             port=port, sock=sock)
 
     def to_disk(self, i):
@@ -84,7 +84,7 @@ class World:
 
     def mount(self, node, urls=None, options="deadline=6"):
         with self.net.inside(node):
-            return Mount(urls or f"{self.a0.url},{self.a1.url}", f"host={node},token-file={self.token},{options}")
+            return Mount(urls or f"{self.a0.url},{self.a1.url}", f"host={node},token-file={self.token},insecure,{options}")
 
     def step(self):
         """Changes the tensors of all ranks in the same way."""
@@ -168,7 +168,7 @@ def test_release():
     w.step()
     w.publish(2)
     with w.net.inside("t1"):  # sent to the agent that is not the primary
-        r = wsync("release", "--agent", w.a1.url, "--token-file", w.token, "--wait", 60 * SLOW, "actor", 2, check=False)
+        r = wsync("release", "--agent", w.a1.url, "--token-file", w.token, "--insecure", "--wait", 60 * SLOW, "actor", 2, check=False)
     assert r.returncode == 0 and "released: 2 mounts serve it" in r.stdout + r.stderr, r
     assert say(w.ranks, "loaded 2") == ["loaded 2"] * 4
     for node, engine in zip(INFERENCE, engines):
@@ -191,7 +191,7 @@ def test_late_part():
     w.publish(2)
     wait_for(lambda: f"2 lacks part 2 of 2 (of the agent {T1}" in mount.text("actor/status"), "the first part")
     with w.net.inside("t0"):
-        release = subprocess.Popen([WSYNC, "release", "--agent", w.a0.url, "--token-file", w.token, "--wait", str(60 * SLOW), "actor", "2"],
+        release = subprocess.Popen([WSYNC, "release", "--agent", w.a0.url, "--token-file", w.token, "--insecure", "--wait", str(60 * SLOW), "actor", "2"],
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     time.sleep(1)
     assert release.poll() is None, release.stdout.read()
@@ -336,7 +336,7 @@ def test_primary_killed():
     for rank in w.ranks:
         rank.kill()
     with w.net.inside("t0"):
-        w.a0 = Agent("--token-file", w.token, host=T0, port=w.a0.port, sock=w.a0.sock)
+        w.a0 = Agent("--token-file", w.token, "--nodes", host=T0, port=w.a0.port, sock=w.a0.sock)
     w.ranks = [w.start_rank(r) for r in range(4)]
     w.step()
     w.publish(2)

@@ -35,7 +35,7 @@ class Nodes:
         for node in NODES:
             with self.net.inside(node):
                 self.links[node] = Between(self.agent, "/2/files/") if node in between else self.agent
-                mount = self.mounts[node] = Mount(self.links[node].url, f"host={node},token-file={self.token}")
+                mount = self.mounts[node] = Mount(self.links[node].url, f"host={node},token-file={self.token},insecure")
                 mount.wait_version("actor", 1)
                 self.engines[node] = [Engine(self.folders[1], api=api) for api in ("sglang", "vllm")]
                 self.loads[node] = [Between(e, *LOADS) for e in self.engines[node]]
@@ -61,7 +61,7 @@ class Nodes:
     def start(self, *args):
         """Starts a command on the trainer's node."""
         with self.net.inside("trainer"):
-            p = subprocess.Popen([WSYNC, args[0], "--agent", self.agent.url, "--token-file", self.token,
+            p = subprocess.Popen([WSYNC, args[0], "--agent", self.agent.url, "--token-file", self.token, "--insecure",
                                   *map(str, args[1:])], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return p
 

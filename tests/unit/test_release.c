@@ -16,7 +16,7 @@ static struct ws_fleet_mount *meet(struct ws_fleet *f, const char *who, uint64_t
 {
     struct ws_fleet_mount *m;
     struct ws_error err;
-    assert_int_equal(ws_fleet_find_or_add(f, who, now, &m, &err), 0);
+    assert_int_equal(ws_fleet_find_or_add(f, "", who, now, &m, &err), 0);
     m->follows = true;
     return m;
 }
@@ -79,7 +79,7 @@ static void test_aborts(void **state)
     free(r);
     r = release_of(&f, &two, S); /* asked again: the earlier failure is forgotten */
     assert_int_equal(r->phase, WS_RELEASE_PREPARING);
-    ws_fleet_extend_lease(&f, "a:/m", 61 * S, 0);
+    ws_fleet_extend_lease(&f, "", "a:/m", 61 * S, 0);
     assert_true(ws_release_advance(r, 62 * S));
     assert_non_null(strstr(r->why, "a:/m had not prepared it in time"));
     free(r);
@@ -93,11 +93,11 @@ static void test_leases(void **state)
     (void)state;
     struct ws_release *r = release_of(&f, &two, S);
     ws_fleet_record_prepared(a, &two);
-    ws_fleet_extend_lease(&f, "a:/m", 10 * S, 10000);
+    ws_fleet_extend_lease(&f, "", "a:/m", 10 * S, 10000);
     const uint64_t lease_ns = a->lease_ns;
-    ws_fleet_extend_lease(&f, "a:/m", 2 * S, 0); /* a late poll does not shorten a lease */
+    ws_fleet_extend_lease(&f, "", "a:/m", 2 * S, 0); /* a late poll does not shorten a lease */
     assert_true(a->lease_ns == lease_ns);
-    ws_fleet_extend_lease(&f, "nobody", 10 * S, 10000);
+    ws_fleet_extend_lease(&f, "", "nobody", 10 * S, 10000);
     assert_false(ws_release_advance(r, (LEASE_S + 1) * S));
     assert_true(ws_release_advance(r, (LEASE_S + 1) * S + 1)); /* b is silent: it continues without b */
     assert_int_equal(r->phase, WS_RELEASE_COMMITTED);
@@ -260,7 +260,7 @@ static void test_serves(void **state)
     assert_true(ws_fleet_serves(&f, &two, "all", S, NULL, 0));
     ws_fleet_record_presence(&f, b, NULL, NULL);
     assert_true(ws_fleet_serves(&f, &two, "a", S, NULL, 0));
-    ws_fleet_extend_lease(&f, "a:/m", 90 * S, 0);
+    ws_fleet_extend_lease(&f, "", "a:/m", 90 * S, 0);
     assert_true(ws_fleet_serves(&f, &two, "all", 91 * S, NULL, 0)); /* b is silent */
     struct ws_fleet none = {0};
     assert_false(ws_fleet_serves(&none, &two, "all", S, NULL, 0));

@@ -39,24 +39,41 @@ static int no_models(void *self, const char *model, json_t **out, struct ws_erro
     return 0;
 }
 
-static int route(void *self, const char *method, const char *path, const char *query, const json_t *body,
+static const struct ws_api_route *const *routes(void *self)
+{
+    static const struct ws_api_route table[] = {WS_API_ROUTE("GET", "/", READ),
+                                                WS_API_ROUTE("POST", "/v1/x", REPORT),
+                                                WS_API_ROUTE("POST", "/", READ),
+                                                {0}};
+    static const struct ws_api_route *const tables[] = {table, NULL};
+    (void)self;
+    return tables;
+}
+
+static int no_route(void *self, const char *method, const char *path, struct ws_error *err)
+{
+    (void)self, (void)method;
+    return ws_error_set(err, ENOENT, "there is no %s", path);
+}
+
+static int route(void *self, const struct ws_identity *who, const char *method, const char *path, const char *query, const json_t *body,
                  json_t **reply, char **text, struct ws_error *err)
 {
-    (void)self, (void)method, (void)query, (void)body, (void)text;
+    (void)self, (void)who, (void)method, (void)query, (void)body, (void)text;
     if (strcmp(path, "/") == 0)
         return ws_error_set(err, ENOENT, "nothing is there");
     *reply = json_pack("{s:b}", "taken", 1);
     return 0;
 }
 
-static const struct ws_catalog_ops ops = {.seq = no_seq, .models = no_models, .route = route};
+static const struct ws_catalog_ops ops = {.seq = no_seq, .models = no_models, .routes = routes, .route = route, .no_route = no_route};
 
 static struct ws_tcp_server *serve(const char *token)
 {
     struct ws_tcp_server *s;
     struct ws_error err = {0};
     const struct ws_tcp_server_options o = {
-        .listen = "127.0.0.1:0", .token = token, .n_threads = 1, .max_clients = CLIENTS};
+        .listen = "127.0.0.1:0", .access = {.token = token, .insecure = !token}, .n_threads = 1, .max_clients = CLIENTS};
     if (ws_tcp_server_new(&s, &(struct ws_catalog){&ops, NULL}, &o, &err) < 0)
         fail_msg("%s", err.text);
     return s;
@@ -322,7 +339,7 @@ static void test_long_tls_file(void **state)
     (void)state;
     snprintf(path, sizeof(path), "%.200s/long.%d.pem", folder ? folder : "/tmp", (int)getpid());
     const struct ws_tcp_server_options o = {.listen = "127.0.0.1:0",
-                                            .token = "t",
+                                            .access.token = "t",
                                             .tls_cert_file = path,
                                             .tls_key_file = path,
                                             .tls_client_ca_file = path,

@@ -1,8 +1,10 @@
 /* A request from its first line to its end. */
 #include "transports/http/exchange.h"
+#include "transports/base/clock.h"
+#include "transports/base/log.h"
 #include "transports/base/text.h"
-#include "transports/http/fields.h"
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,32 +49,67 @@ static struct ws_http_connection *connection_of(const struct ws_http_incoming *i
 static void check_certificate(struct ws_http_incoming *in)
 {
     struct ws_http_connection *c = connection_of(in);
-    if (!in->server->tls.client_ca || (c && c->is_verified))
+    if (!ws_http_tls_has_client_ca(in->server->tls) || (c && c->is_verified))
         return;
-    in->lacks = c ? ws_http_tls_lacks(in->connection, c->text) : "there is no memory to verify it";
+    in->lacks = c ? ws_http_tls_lacks(in->connection, &c->names, c->text) : "there is no memory to verify it";
     if (c)
         c->is_verified = !in->lacks;
 }
 
-/* The one place that decides which clients a route serves. */
-static bool is_allowed(const struct ws_http_incoming *in, enum ws_http_access access)
+/* Who it is, and what the request asks for. Where a certificate is asked for, nothing else stands in for it. */
+static void identify(struct ws_http_incoming *in)
 {
-    const char *token = in->server->token;
-    return access == WS_HTTP_PUBLIC ||
-           (!in->lacks && (!token || ws_http_bearer(ws_http_header(in, "Authorization"), token)));
+    const struct ws_http_connection *c = connection_of(in);
+    check_certificate(in);
+    if (!in->lacks)
+        ws_access_identify(in->server->access, ws_http_header(in, "Authorization"),
+                           c && c->is_verified ? c->names.ptr : NULL, c && c->is_verified ? c->names.n : 0, &in->who);
+    in->need = (struct ws_http_need){.role = in->route ? in->route->role : WS_ROLE_READ};
+    if (in->route && in->route->need)
+        in->route->need(in->server->o.self, in, &in->need);
 }
 
 /* --- refusals --- */
 
 /* What a client has to show, and has not. */
-static void refuse_unauthenticated(const struct ws_http_incoming *in, struct ws_http_answer *a)
+static void refuse_unknown(const struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_error err = {0};
     ws_http_refuse(a,
                    in->lacks
                        ? ws_error_set(&err, EACCES, "a client certificate is asked for: %s", in->lacks)
-                       : ws_error_set(&err, EACCES, "a token is asked for: Authorization: Bearer TOKEN"),
+                       : ws_error_set(&err, EACCES, "a token is asked for: Authorization: Bearer TOKEN%s",
+                                      ws_access_hint(in->server->access)),
                    &err);
+}
+
+/* What the client of this request may not. */
+static int check_role(const struct ws_http_incoming *in, struct ws_error *err)
+{
+    char what[200];
+    snprintf(what, sizeof(what), "%.16s %.180s", in->method_name, in->target);
+    ws_text_clean(what);
+    return ws_identity_check(&in->who, in->need.role, in->need.is_of_models ? in->need.model : NULL, what, err);
+}
+
+/* Refusals are logged, but not as fast as a client can cause them. */
+static void log_refusal(const struct ws_http_incoming *in, unsigned status)
+{
+    struct ws_http_server *s = in->server;
+    const uint64_t now = ws_clock_ns();
+    uint64_t last = atomic_load(&s->logged_ns);
+    char peer[96], target[120];
+    atomic_fetch_add(status == MHD_HTTP_FORBIDDEN ? &s->forbidden : &s->unknown, 1);
+    if (now - last < WS_SECOND_NS || !atomic_compare_exchange_strong(&s->logged_ns, &last, now)) {
+        atomic_fetch_add(&s->unlogged, 1);
+        return;
+    }
+    ws_http_peer(in, peer);
+    snprintf(target, sizeof(target), "%s", in->target);
+    ws_text_clean(target);
+    ws_log(WS_LOG_WARN, "http", "refused status=%u from=%s who=%s method=%.16s path=%s more=%u", status, peer,
+           in->who.name[0] ? in->who.name : "unknown", in->method_name, target,
+           atomic_exchange(&s->unlogged, 0));
 }
 
 static void refuse(const struct ws_http_incoming *in, unsigned status, struct ws_http_answer *a)
@@ -81,10 +118,14 @@ static void refuse(const struct ws_http_incoming *in, unsigned status, struct ws
     struct ws_error err = {0};
     a->status = status;
     a->allow = in->allowed;
+    if (status == MHD_HTTP_UNAUTHORIZED || status == MHD_HTTP_FORBIDDEN)
+        log_refusal(in, status);
     if (o->refuse)
         o->refuse(o->self, in, a);
     else if (status == MHD_HTTP_UNAUTHORIZED)
-        refuse_unauthenticated(in, a);
+        refuse_unknown(in, a);
+    else if (status == MHD_HTTP_FORBIDDEN)
+        ws_http_refuse(a, check_role(in, &err), &err);
     else if (status == MHD_HTTP_CONTENT_TOO_LARGE)
         ws_http_refuse(a, ws_error_set(&err, E2BIG, "the body is over %zu bytes", o->max_body), &err);
     else if (status == MHD_HTTP_METHOD_NOT_ALLOWED)
@@ -93,14 +134,22 @@ static void refuse(const struct ws_http_incoming *in, unsigned status, struct ws
         ws_http_refuse(a, ws_error_set(&err, ENOENT, "there is no %.200s here", in->path), &err);
 }
 
+/* The one place that decides which clients a route serves; 0: this one. */
+static unsigned refusal_of_client(const struct ws_http_incoming *in)
+{
+    const int rc = check_role(in, NULL);
+    return rc == -EACCES ? MHD_HTTP_UNAUTHORIZED : rc < 0 ? MHD_HTTP_FORBIDDEN : 0;
+}
+
 /* 0: it is served. */
 static unsigned status_of(const struct ws_http_incoming *in)
 {
-    return !in->route && in->allowed            ? MHD_HTTP_METHOD_NOT_ALLOWED
-           : !in->route                         ? MHD_HTTP_NOT_FOUND
-           : !is_allowed(in, in->route->access) ? MHD_HTTP_UNAUTHORIZED
-           : in->is_too_large                   ? MHD_HTTP_CONTENT_TOO_LARGE
-                                                : 0;
+    const unsigned refusal = in->route ? refusal_of_client(in) : 0;
+    return !in->route && in->allowed ? MHD_HTTP_METHOD_NOT_ALLOWED
+           : !in->route              ? MHD_HTTP_NOT_FOUND
+           : refusal                 ? refusal
+           : in->is_too_large        ? MHD_HTTP_CONTENT_TOO_LARGE
+                                     : 0;
 }
 
 /* --- its parts, as they come --- */
@@ -136,10 +185,10 @@ void *ws_http_begin(void *cls, const char *uri, struct MHD_Connection *c)
 static unsigned refusal_of_head(const struct ws_http_incoming *in)
 {
     const char *length = ws_http_header(in, "Content-Length");
-    const bool allowed = is_allowed(in, in->route ? in->route->access : WS_HTTP_TOKEN);
+    const unsigned refusal = refusal_of_client(in);
     uint64_t bytes = 0;
-    if (!allowed && in->method == WS_HTTP_POST)
-        return MHD_HTTP_UNAUTHORIZED;
+    if (refusal && in->method == WS_HTTP_POST)
+        return refusal;
     if (length && (ws_text_u64(length, &bytes) < 0 || bytes > in->server->o.max_body))
         return MHD_HTTP_CONTENT_TOO_LARGE;
     return 0;
@@ -151,10 +200,10 @@ static enum MHD_Result receive_head(struct ws_http_incoming *in)
     const struct ws_http_connection *c = connection_of(in);
     struct ws_http_answer a = {0};
     find_route(in);
-    check_certificate(in);
+    identify(in);
     if (!s->o.limits_unauthenticated)
         return MHD_YES;
-    in->is_unauthenticated = !is_allowed(in, WS_HTTP_TOKEN);
+    in->is_unauthenticated = !in->who.name[0];
     if (!in->is_unauthenticated)
         ws_http_auth_quota_pass(&s->auth_quota, c ? c->quota : NULL);
     const unsigned status = refusal_of_head(in);

@@ -2,23 +2,6 @@
 #include "transports/base/text.h"
 #include <errno.h>
 #include <string.h>
-#include <strings.h>
-
-/* Time does not depend on where the first difference is. */
-static bool same_token(const char *a, const char *b)
-{
-    size_t n = strlen(a), m = strlen(b);
-    unsigned char differ = n != m;
-    for (size_t i = 0; i < m; i++)
-        differ |= (unsigned char)(a[n ? i % n : 0] ^ b[i]);
-    return !differ;
-}
-
-bool ws_http_bearer(const char *authorization, const char *token)
-{
-    return authorization && strncasecmp(authorization, "Bearer ", 7) == 0 &&
-           same_token(authorization + 7, token);
-}
 
 int ws_http_range(const char *text, uint64_t size, uint64_t *begin, uint64_t *end)
 {

@@ -1,13 +1,10 @@
-/* The fields of a request's head that a server has to understand: bearer tokens, ranges, entity tags. Pure
+/* The fields of a request's head that a server has to understand: ranges and entity tags. Pure
  * functions. */
 #ifndef WS_TRANSPORTS_HTTP_FIELDS_H
 #define WS_TRANSPORTS_HTTP_FIELDS_H
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Whether an Authorization header (or NULL) carries the token; takes as long for a wrong one as for a right
- * one. */
-bool ws_http_bearer(const char *authorization, const char *token);
 /* A Range header (or NULL) to [*begin, *end). 0: none, or one that may be ignored: the whole; 1: a part;
  * -ERANGE: outside. RFC 9110, section 14. */
 int ws_http_range(const char *text, uint64_t size, uint64_t *begin, uint64_t *end);

@@ -1,6 +1,7 @@
 /* A request as a server's handler sees it. */
 #ifndef WS_TRANSPORTS_HTTP_INCOMING_H
 #define WS_TRANSPORTS_HTTP_INCOMING_H
+#include "transports/access/identity.h"
 #include "transports/base/vector.h"
 #include <jansson.h>
 #include <stdbool.h>
@@ -15,6 +16,13 @@ enum ws_http_methods {
     WS_HTTP_ANY = 15
 };
 
+/* What a request asks of its client. */
+struct ws_http_need {
+    enum ws_role role;
+    bool is_of_models;           /* the client has to be allowed to use */
+    char model[WS_MAX_NAME + 1]; /* this one; empty: all */
+};
+
 struct MHD_Connection;
 struct ws_http_server;
 struct ws_http_route;
@@ -26,6 +34,7 @@ struct ws_http_incoming {
     struct ws_bytes body; /* empty: none */
     json_t *json;         /* of ws_http_json; a handler may put something else there */
     void *own;            /* its handler's */
+    struct ws_identity who; /* its client; the name is empty where nothing says that */
 
     /* The server's own. */
     struct ws_http_server *server;
@@ -34,7 +43,8 @@ struct ws_http_incoming {
     unsigned allowed;                  /* methods of a path whose route is NULL */
     const char *lacks;                 /* what its client's certificate does; NULL: nothing */
     bool is_too_large, is_counted;
-    bool is_unauthenticated; /* no token, and the server limits such requests: its body is read and dropped */
+    struct ws_http_need need;
+    bool is_unauthenticated; /* no identity, and the server limits such requests: its body is read and dropped */
 };
 
 const char *ws_http_header(const struct ws_http_incoming *in, const char *name);   /* or NULL */

@@ -11,18 +11,24 @@
 
 #define HEAD_BYTES (32UL << 10) /* of a connection, for what is not body */
 
-static struct ws_http_connection *add_connection(struct ws_http_server *s, int sock)
+static struct ws_http_connection *add_connection(struct ws_http_server *s, struct MHD_Connection *c, int sock)
 {
-    struct ws_http_connection *c = calloc(1, sizeof(*c));
-    if (c && s->o.limits_unauthenticated)
-        c->quota = ws_http_auth_quota_add(&s->auth_quota, sock);
-    return c;
+    struct ws_http_connection *new = calloc(1, sizeof(*new));
+    if (!new)
+        return NULL;
+    if (s->o.limits_unauthenticated)
+        new->quota = ws_http_auth_quota_add(&s->auth_quota, sock);
+    if (s->tls)
+        new->credentials = ws_http_tls_use(s->tls, c);
+    return new;
 }
 
 static void remove_connection(struct ws_http_server *s, struct ws_http_connection *c)
 {
-    if (c)
-        ws_http_auth_quota_remove(&s->auth_quota, c->quota);
+    if (!c)
+        return;
+    ws_http_auth_quota_remove(&s->auth_quota, c->quota);
+    ws_http_tls_release(s->tls, c->credentials);
     free(c);
 }
 
@@ -33,7 +39,7 @@ static void connection_event(void *cls, struct MHD_Connection *c, void **state,
     const int sock = ws_http_connection_socket(c), on = 1;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
         atomic_fetch_add(&s->connections, 1);
-        *state = add_connection(s, sock);
+        *state = add_connection(s, c, sock);
         (void)setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
         (void)setsockopt(sock, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
         return;
@@ -49,23 +55,22 @@ static void connection_event(void *cls, struct MHD_Connection *c, void **state,
 
 static struct MHD_Daemon *start_daemon(struct ws_http_server *s)
 {
-    const bool tls = s->tls.cert, blocks = s->o.n_threads == 0;
+    const bool tls = s->tls, blocks = s->o.n_threads == 0;
     const unsigned threads =
         blocks ? (unsigned)MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL
                : (unsigned)MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
     const unsigned flags = threads | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ITC |
                            (tls ? (unsigned)MHD_USE_TLS : 0); /* the listener accepts for it */
     struct MHD_OptionItem tls_options[] = {
-        {MHD_OPTION_HTTPS_MEM_CERT, 0, s->tls.cert},
-        {MHD_OPTION_HTTPS_MEM_KEY, 0, s->tls.key},
+        {MHD_OPTION_HTTPS_MEM_CERT, 0, tls ? (void *)(uintptr_t)ws_http_tls_first_cert(s->tls) : NULL},
+        {MHD_OPTION_HTTPS_MEM_KEY, 0, tls ? (void *)(uintptr_t)ws_http_tls_first_key(s->tls) : NULL},
         {MHD_OPTION_HTTPS_PRIORITIES, 0, (void *)(uintptr_t) "NORMAL:-VERS-ALL:+VERS-TLS1.3"},
-        {s->tls.client_ca ? MHD_OPTION_HTTPS_MEM_TRUST : MHD_OPTION_END, 0, s->tls.client_ca},
         {MHD_OPTION_END, 0, NULL},
     };
     struct MHD_OptionItem pool[] = {{MHD_OPTION_THREAD_POOL_SIZE, (intptr_t)s->o.n_threads, NULL},
                                     {MHD_OPTION_END, 0, NULL}};
     return MHD_start_daemon(
-        flags, 0, NULL, NULL, ws_http_handle, s, MHD_OPTION_ARRAY, tls ? tls_options : &tls_options[4],
+        flags, 0, NULL, NULL, ws_http_handle, s, MHD_OPTION_ARRAY, tls ? tls_options : &tls_options[3],
         MHD_OPTION_ARRAY, blocks ? &pool[1] : pool, MHD_OPTION_URI_LOG_CALLBACK, ws_http_begin, s,
         MHD_OPTION_NOTIFY_COMPLETED, ws_http_end, s, MHD_OPTION_NOTIFY_CONNECTION, connection_event, s,
         MHD_OPTION_CONNECTION_TIMEOUT, s->o.idle_seconds, MHD_OPTION_CONNECTION_LIMIT, (unsigned)INT_MAX,
@@ -76,18 +81,22 @@ static int start(struct ws_http_server *s, struct ws_error *err)
 {
     const struct ws_http_server_options *o = &s->o;
     const struct ws_http_tls_files files = {o->tls_cert_file, o->tls_key_file, o->tls_client_ca_file};
-    int rc = ws_http_tls_read(&s->tls, &files, err);
-    if (rc == 0 && o->token && !(s->token = strdup(o->token)))
-        rc = ws_error_set(err, ENOMEM, "no memory for an HTTP server");
+    int rc = ws_http_tls_new(&s->tls, &files, err);
     if (rc == 0)
-        rc = ws_http_listener_new(&s->listener, o->listen, o->token || s->tls.client_ca || o->insecure,
-                                  o->max_connections, &s->port, err);
+        rc = ws_access_new(&s->access, &o->access, err);
+    if (rc == 0) {
+        const bool asks = ws_access_asks(s->access) || ws_http_tls_has_client_ca(s->tls);
+        rc = ws_http_listener_new(&s->listener, o->listen, asks || o->access.insecure, o->max_connections, &s->port,
+                                  err);
+        if (rc == 0 && !asks)
+            rc = ws_access_make_local(s->access, s->port, err);
+    }
     if (rc < 0)
         return rc;
     struct MHD_Daemon *daemon = start_daemon(s);
     if (!daemon)
         return ws_error_set(err, EIO, "the HTTP server on %s did not start%s", o->listen,
-                            s->tls.cert ? "; are certificate and key right?" : "");
+                            s->tls ? "; are certificate and key right?" : "");
     return ws_http_listener_start(s->listener, daemon, err);
 }
 
@@ -117,6 +126,11 @@ uint64_t ws_http_server_requests(const struct ws_http_server *s)
     return atomic_load(&s->requests);
 }
 
+uint64_t ws_http_server_refused(const struct ws_http_server *s, unsigned status)
+{
+    return atomic_load(status == MHD_HTTP_FORBIDDEN ? &s->forbidden : &s->unknown);
+}
+
 unsigned ws_http_server_connections(const struct ws_http_server *s)
 {
     return atomic_load(&s->connections);
@@ -128,7 +142,7 @@ void ws_http_server_free(struct ws_http_server *s)
         return;
     ws_http_listener_free(s->listener);
     ws_http_auth_quota_destroy(&s->auth_quota);
-    free(s->token);
-    ws_http_tls_destroy(&s->tls);
+    ws_access_free(s->access);
+    ws_http_tls_free(s->tls);
     free(s);
 }

@@ -219,6 +219,20 @@ static void serve_unmap(struct client *c, const struct ws_api_request *q)
 
 /* --- requests --- */
 
+/* What the peer's account may do with the catalog. */
+static int check_route(const struct client *c, const char *method, const char *path, const struct ws_api_request *q,
+                       struct ws_error *err)
+{
+    const struct ws_catalog *cat = &c->server->catalog;
+    const struct ws_api_route *r =
+        ws_api_route_find(cat->ops->routes ? cat->ops->routes(cat->self) : NULL, method, path, q);
+    if (!r)
+        return q->kind == WS_API_OTHER
+                   ? cat->ops->no_route(cat->self, method, path, err)
+                   : ws_error_set(err, EOPNOTSUPP, "%.200s is not served by %.16s", path, method);
+    return ws_identity_check(&c->peer.who, r->role, ws_api_route_model(r, q), path, err);
+}
+
 static int serve_catalog(struct client *c, const char *method, const char *path, const char *query,
                          const json_t *body, json_t **reply, struct ws_error *err)
 {
@@ -227,12 +241,14 @@ static int serve_catalog(struct client *c, const char *method, const char *path,
     json_t *out = NULL;
     char *text = NULL;
     int rc = ws_api_parse(path, query, &q, err);
+    if (rc == 0)
+        rc = check_route(c, method, path, &q, err);
     if (rc < 0)
         return rc;
     switch (q.kind) {
     case WS_API_EVENTS:
         if (q.mount_id[0] && cat->ops->seen)
-            cat->ops->seen(cat->self, q.mount_id, q.timeout_ms);
+            cat->ops->seen(cat->self, &c->peer.who, q.mount_id, q.timeout_ms);
         wait_for_change(c, &q);
         /* fall through */
     case WS_API_MODELS:
@@ -259,7 +275,7 @@ static int serve_catalog(struct client *c, const char *method, const char *path,
         serve_unmap(c, &q);
         break;
     case WS_API_OTHER:
-        rc = cat->ops->route(cat->self, method, path, query, body, &out, &text, err);
+        rc = cat->ops->route(cat->self, &c->peer.who, method, path, query, body, &out, &text, err);
         if (rc == 0 && text)
             out = json_string(text);
         free(text);
@@ -406,6 +422,7 @@ static void accept_client(void *self, int sock)
     c->sock = c->peer.sock = sock;
     c->peer.pid = cred.pid;
     c->peer.uid = cred.uid;
+    ws_identity_of_uid(cred.uid, &c->peer.who);
     c->peer.pidfd = open_pidfd(sock, cred.pid);
     pthread_mutex_lock(&s->lock);
     if (ws_thread_start(&c->thread, serve_client, c) < 0) {

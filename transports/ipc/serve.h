@@ -10,6 +10,7 @@ struct ws_ipc_peer {
     int sock; /* its connection; the server owns it */
     pid_t pid;
     uid_t uid;
+    struct ws_identity who; /* of that account */
     int pidfd; /* of the process that connected; -1: unknown, as of a process in another pid namespace */
     atomic_bool
         ends_with_process; /* set by the handler: the connection ends when the process does, also where

@@ -52,14 +52,18 @@ static int query_value(const char *query, const char *key, char *out, size_t cap
     return -ENOENT;
 }
 
+/* A percent-encoded name in the query; empty where it is missing. */
+static int parse_name(const char *query, const char *key, char *out, size_t cap)
+{
+    char name[3 * WS_MOUNT_ID_CHARS + 1];
+    const char *at = name;
+    int rc = query_value(query, key, name, sizeof(name));
+    return rc == -EINVAL || (rc == 0 && (parse_component(&at, out, cap) || *at)) ? -EINVAL : 0;
+}
+
 static int parse_mount_id(const char *query, struct ws_api_request *out)
 {
-    char mount_id[3 * WS_MOUNT_ID_CHARS + 1];
-    const char *at = mount_id;
-    int rc = query_value(query, "who", mount_id, sizeof(mount_id));
-    if (rc == -EINVAL || (rc == 0 && (parse_component(&at, out->mount_id, sizeof(out->mount_id)) || *at)))
-        return -EINVAL;
-    return 0;
+    return parse_name(query, "who", out->mount_id, sizeof(out->mount_id));
 }
 
 static int parse_poll(const char *query, struct ws_api_request *out)
@@ -143,8 +147,10 @@ static int parse_version_path(const char *at, const char *query, struct ws_api_r
 int ws_api_parse(const char *path, const char *query, struct ws_api_request *out, struct ws_error *err)
 {
     const char *at = path;
-    int rc = 0;
     *out = (struct ws_api_request){.kind = WS_API_OTHER};
+    int rc = parse_name(query, "as", out->on_behalf, sizeof(out->on_behalf));
+    if (rc)
+        return ws_error_set(err, EINVAL, "the query of the request '%.200s' is malformed", path);
     if (strcmp(path, "/v1/models") == 0) {
         out->kind = WS_API_MODELS;
     } else if (strcmp(path, "/v1/events") == 0) {
@@ -165,6 +171,16 @@ static char *put_name(char *at, const char *name)
     for (const unsigned char *p = (const unsigned char *)name; *p; p++)
         at += isalnum(*p) || strchr("-._~", *p) ? sprintf(at, "%c", *p) : sprintf(at, "%%%02X", *p);
     return at;
+}
+
+void ws_api_add_argument(char *out, size_t cap, const char *key, const char *name)
+{
+    const size_t n = strlen(out);
+    if (n + strlen(key) + 3 * strlen(name) + 3 > cap)
+        return;
+    char *at = stpcpy(out + n, strchr(out, '?') ? "&" : "?");
+    at = put_name(stpcpy(stpcpy(at, key), "="), name);
+    *at = 0;
 }
 
 void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t since, unsigned timeout_ms,

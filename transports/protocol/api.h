@@ -21,6 +21,7 @@
 #define WS_TRANSPORTS_PROTOCOL_API_H
 /* Version of the publishers' routes (/v1/local/): each end sends it when a rank registers, and refuses another. */
 #define WS_LOCAL_API 1
+#include "transports/access/identity.h"
 #include "transports/base/error.h"
 #include "transports/base/version_id.h"
 #include <stdbool.h>
@@ -46,6 +47,7 @@ struct ws_api_request {
     char lineage[WS_LINEAGE_CHARS + 1]; /* empty: live lineage */
     char file[WS_MAX_NAME + 1];
     char mount_id[WS_MOUNT_ID_CHARS + 1]; /* of &who=; empty: the peer is no mount */
+    char on_behalf[WS_IDENTITY_CHARS + 1]; /* of &as=: a node's agent passes on what this identity sent it */
     bool copy, copies;                    /* WS_API_MAP */
     struct ws_version_id base;            /* WS_API_DELTA; run empty: the version's own lineage */
     unsigned part, parts, level;
@@ -74,6 +76,8 @@ void ws_api_delta_path(char out[WS_API_PATH_BYTES], const char *model, const str
 /* Which mounts serve a version: GET; mount_id as in ws_fleet_serves. */
 void ws_api_loaded_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version,
                         const char *mount_id);
+/* Appends a name to a query, percent-encoded: "&as=NAME". */
+void ws_api_add_argument(char *out, size_t cap, const char *key, const char *name);
 void ws_api_model_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model);
 
 #endif

@@ -10,6 +10,7 @@
 #include "transports/delta/delta.h"
 #include "transports/format/manifest.h"
 #include "transports/memory/region.h"
+#include "transports/protocol/api_routes.h"
 #include <jansson.h>
 
 struct ws_lease {
@@ -59,15 +60,19 @@ struct ws_catalog_ops {
                 void (*arrived)(void *arg), void *arg, struct ws_error *err);
     /* Cancels the request of `here`. True: arrived will not be called; false: it was, or is just being called. */
     bool (*forget)(void *self, struct ws_lease *lease);
-    /* The mount mount_id polls now, and will again within ms milliseconds. NULL: the catalog does not track
-     * mounts. */
-    void (*seen)(void *self, const char *mount_id, unsigned ms);
-    /* A route that the transports do not know (GET and POST; path from its slash, without query). body is NULL or
+    /* The mount mount_id of this identity polls now, and will again within ms milliseconds. NULL: the catalog does
+     * not track mounts. */
+    void (*seen)(void *self, const struct ws_identity *who, const char *mount_id, unsigned ms);
+    /* The routes that the catalog has besides ws_api_routes: tables, ended by NULL. NULL: none. */
+    const struct ws_api_route *const *(*routes)(void *self);
+    /* One of them, for a client that has its role (GET and POST; path from its slash, without query). body is NULL or
      * parsed JSON (borrowed). *reply: JSON to send (new reference) or NULL, else *text: malloc'ed text/plain
      * (metrics). Returns 0, or -errno for the HTTP status: ENOENT 404, EINVAL 400, ESTALE 410, EBUSY 409, EAGAIN
      * 503, EPERM 403. */
-    int (*route)(void *self, const char *method, const char *path, const char *query, const json_t *body,
+    int (*route)(void *self, const struct ws_identity *who, const char *method, const char *path, const char *query, const json_t *body,
                  json_t **reply, char **text, struct ws_error *err);
+    /* The error for a request that is none of its routes: what it is instead, or where to look. */
+    int (*no_route)(void *self, const char *method, const char *path, struct ws_error *err);
 };
 
 struct ws_catalog {

@@ -15,7 +15,10 @@
 #include <stdatomic.h>
 
 struct ws_source_options {
-    const char *token;                             /* bearer, or NULL */
+    /* Bearer, or NULL: then a server on this host's loopback is sent the one that it made for this account, where
+     * there is one (access/local_token.h). */
+    const char *token;
+    bool insecure; /* the token may go to http:// beyond loopback, in clear text */
     const char *ca_file, *cert_file, *key_file;    /* TLS; NULL: the system's */
     unsigned connect_timeout_ms, reply_timeout_ms; /* 0: the limits' defaults */
     unsigned stall_ms;    /* a transfer that moves less than a trickle for so long is ended; 0: the default */

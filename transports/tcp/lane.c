@@ -49,12 +49,12 @@ void ws_tcp_lane_close(struct ws_lane *lane)
 int ws_tcp_lane_set_up(struct ws_tcp_lane *l, const char *path, struct ws_tcp_guard *guard,
                        curl_write_callback take, void *arg, struct ws_error *err)
 {
-    const struct ws_source *source = l->head.source;
+    struct ws_source *source = l->head.source;
     char url[WS_MAX_URL + WS_API_PATH_BYTES];
     snprintf(url, sizeof(url), "%s%s", source->url, path);
     l->transfer = (struct ws_http_transfer){.url = url};
     CURLcode bad =
-        ws_tcp_set_up(l->curl, (const struct ws_tcp_source *)source, &l->transfer, l->why, guard) < 0;
+        ws_tcp_set_up(l->curl, (struct ws_tcp_source *)source, &l->transfer, l->why, guard) < 0;
     l->transfer.url = NULL; /* curl has its own copy */
     bad |= curl_easy_setopt(l->curl, CURLOPT_BUFFERSIZE, BUFFER_BYTES);
     bad |= curl_easy_setopt(l->curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
@@ -157,7 +157,7 @@ static int fetch_result(struct sink *k, CURLcode code, struct ws_error *err)
                             "the transfer of %s from %s ended early: %s", k->file->name, url,
                             ws_http_why(&l->transfer, code));
     if (status != 206 && status != 200) {
-        int rc = ws_tcp_status_error(url, status, &k->refusal, err);
+        int rc = ws_tcp_status_error(l->head.source, url, status, &k->refusal, err);
         (void)ws_error_prefix(err, "%s/%" PRIu64 "/%s", k->fetch->manifest->model,
                               k->fetch->manifest->version, k->file->name);
         return rc;

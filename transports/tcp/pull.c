@@ -1,5 +1,6 @@
 /* tcp, the mount's side: a source, and its requests in JSON. */
 #include "transports/tcp/pull.h"
+#include "transports/access/loopback.h"
 #include "transports/http/status.h"
 #include "transports/http/url.h"
 #include "transports/protocol/api.h"
@@ -16,7 +17,7 @@ static void tcp_close(struct ws_source *source)
     const char *strings[] = {s->options.token, s->options.ca_file, s->options.cert_file, s->options.key_file};
     for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++)
         free((char *)(uintptr_t)strings[i]);
-    curl_slist_free_all(s->headers);
+    ws_tcp_headers_destroy(&s->headers);
     free(s->head.url);
     free(s);
 }
@@ -29,9 +30,16 @@ static char *copy_of(const char *text)
 static int tcp_open(const char *url, const struct ws_source_options *o, struct ws_source **out,
                     struct ws_error *err)
 {
+    unsigned port;
     int rc = ws_http_check_url("a source", url, err);
     if (rc < 0)
         return rc;
+    const bool is_local = ws_loopback_port(url, &port);
+    if (o->token && !is_local && !o->insecure && strncmp(url, "https://", 8) != 0)
+        return ws_error_set(err, EACCES,
+                            "the token would go to %.200s in clear text, for all to read on the way: write https://, "
+                            "or say insecure where the network is trusted",
+                            url);
     struct ws_tcp_source *s = calloc(1, sizeof(*s));
     if (!s)
         return ws_error_set(err, ENOMEM, "no memory for a source");
@@ -47,7 +55,7 @@ static int tcp_open(const char *url, const struct ws_source_options *o, struct w
         for (size_t n = strlen(url); n > 0 && s->head.url[n - 1] == '/'; n--)
             s->head.url[n - 1] = 0;
     bool ok = s->head.url && !o->token == !s->options.token;
-    if (!ok || (s->options.token && ws_http_add_bearer(&s->headers, s->options.token) < 0)) {
+    if (ws_tcp_headers_init(&s->headers, s->head.url, o->token) < 0 || !ok) {
         tcp_close(&s->head);
         return ws_error_set(err, ENOMEM, "no memory for a source");
     }
@@ -55,12 +63,12 @@ static int tcp_open(const char *url, const struct ws_source_options *o, struct w
     return 0;
 }
 
-int ws_tcp_set_up(CURL *c, const struct ws_tcp_source *s, struct ws_http_transfer *t, char *why,
+int ws_tcp_set_up(CURL *c, struct ws_tcp_source *s, struct ws_http_transfer *t, char *why,
                   struct ws_tcp_guard *guard)
 {
     curl_easy_reset(c); /* keeps the connection */
     if (!t->headers)
-        t->headers = s->headers;
+        t->headers = ws_tcp_headers_now(&s->headers);
     t->agent = "wsync/" WS_VERSION;
     t->ca_file = s->options.ca_file;
     t->cert_file = s->options.cert_file;
@@ -85,8 +93,11 @@ int ws_tcp_errno_from_curl(const struct ws_source *source, CURLcode code)
 
 /* --- small requests: JSON in and out --- */
 
-int ws_tcp_status_error(const char *url, long status, const struct ws_http_text *body, struct ws_error *err)
+int ws_tcp_status_error(struct ws_source *source, const char *url, long status, const struct ws_http_text *body,
+                        struct ws_error *err)
 {
+    if (status == 401)
+        ws_tcp_headers_refused(&((struct ws_tcp_source *)source)->headers);
     json_t *o = body->bytes.ptr ? json_loadb(body->bytes.ptr, body->bytes.len, 0, NULL) : NULL;
     const char *text = json_string_value(json_object_get(o, "error"));
     const char *name = json_string_value(json_object_get(o, "errno"));
@@ -101,10 +112,10 @@ int ws_tcp_status_error(const char *url, long status, const struct ws_http_text 
 }
 
 /* The source's headers, and that of a body of JSON. */
-static int post_headers(const struct ws_tcp_source *s, struct curl_slist **out)
+static int post_headers(struct ws_tcp_source *s, struct curl_slist **out)
 {
     int rc = 0;
-    for (const struct curl_slist *h = s->headers; h && rc == 0; h = h->next)
+    for (const struct curl_slist *h = ws_tcp_headers_now(&s->headers); h && rc == 0; h = h->next)
         rc = ws_http_add_header(out, h->data);
     return rc < 0 ? rc : ws_http_add_header(out, "Content-Type: application/json");
 }
@@ -143,7 +154,7 @@ static int request(struct ws_tcp_source *s, const char *path, const json_t *post
         rc = ws_error_set(err, ws_tcp_errno_from_curl(&s->head, code), "cannot ask %s: %s", url,
                           ws_http_why(&t, code));
     else if (status != 200)
-        rc = ws_tcp_status_error(url, status, out, err);
+        rc = ws_tcp_status_error(&s->head, url, status, out, err);
 out:
     if (c)
         curl_easy_cleanup(c);

@@ -5,6 +5,7 @@
 #include "transports/http/transfer.h"
 #include "transports/simd/copy.h"
 #include "transports/tcp/guard.h"
+#include "transports/tcp/headers.h"
 #include "transports/tcp/tcp.h"
 
 #define WS_TCP_STALL_SECONDS 10L          /* a transfer that moves nothing for so long has lost its peer */
@@ -13,7 +14,7 @@
 struct ws_tcp_source {
     struct ws_source head;
     struct ws_source_options options; /* owns its strings */
-    struct curl_slist *headers;
+    struct ws_tcp_headers headers;
     atomic_bool has_spoken; /* HTTP, since it was opened */
 };
 
@@ -27,13 +28,14 @@ struct ws_tcp_lane {
 
 /* Sets c up for a request to a source. t->url is set; what else is set in t stays, and so does c's connection. 0 or
  * -ENOMEM. */
-WS_MUST_USE int ws_tcp_set_up(CURL *c, const struct ws_tcp_source *s, struct ws_http_transfer *t, char *why,
+WS_MUST_USE int ws_tcp_set_up(CURL *c, struct ws_tcp_source *s, struct ws_http_transfer *t, char *why,
                               struct ws_tcp_guard *guard);
 /* As ws_http_errno_from_curl, with one exception: once a source has spoken HTTP, a peer that speaks none, or ends a
  * handshake, is a proxy before a source that is away: -ECONNRESET, and the request is repeated. */
 int ws_tcp_errno_from_curl(const struct ws_source *source, CURLcode code);
 /* The sentence in an error body {"error":..,"errno":..}, else the status. */
-int ws_tcp_status_error(const char *url, long status, const struct ws_http_text *body, struct ws_error *err);
+int ws_tcp_status_error(struct ws_source *source, const char *url, long status, const struct ws_http_text *body,
+                        struct ws_error *err);
 
 int ws_tcp_lane_open(struct ws_source *source, struct ws_lane **out, struct ws_error *err);
 void ws_tcp_lane_close(struct ws_lane *lane);

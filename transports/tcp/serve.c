@@ -3,6 +3,7 @@
 #include "transports/base/cpu_features.h"
 #include "transports/tcp/call.h"
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 
@@ -12,9 +13,24 @@
 
 /* --- requests to the catalog --- */
 
+static const struct ws_api_route *const *tables_of(const struct ws_catalog *c)
+{
+    return c->ops->routes ? c->ops->routes(c->self) : NULL;
+}
+
 static const char *lineage_or_null(const struct ws_tcp_call *q)
 {
     return q->api.lineage[0] ? q->api.lineage : NULL;
+}
+
+/* Takes out of a listing what the client may not use. */
+static void leave_usable(const struct ws_identity *who, json_t *models)
+{
+    for (size_t i = json_array_size(models); i-- > 0;) {
+        const char *name = json_string_value(json_object_get(json_array_get(models, i), "name"));
+        if (!ws_identity_has_all_models(who) && (!name || !ws_identity_may_use(who, name)))
+            (void)json_array_remove(models, i);
+    }
 }
 
 static void serve_models(struct ws_tcp_call *q, struct ws_http_answer *a)
@@ -24,6 +40,8 @@ static void serve_models(struct ws_tcp_call *q, struct ws_http_answer *a)
     int rc = c->ops->models(c->self, q->api.model[0] ? q->api.model : NULL, &a->json, &err);
     if (rc < 0)
         ws_http_refuse(a, rc, &err);
+    else
+        leave_usable(&q->in->who, json_object_get(a->json, "models"));
 }
 
 static void serve_events(struct ws_tcp_call *q, struct ws_http_answer *a)
@@ -73,10 +91,12 @@ static void serve_other(struct ws_tcp_call *q, struct ws_http_answer *a)
     struct ws_http_incoming *in = q->in;
     struct ws_error err = {0};
     int rc = 0;
-    if (in->body.len > 0 && !ws_http_json(in))
+    if (!ws_api_route_find(tables_of(c), in->method_name, in->target, &q->api))
+        rc = c->ops->no_route(c->self, in->method & WS_HTTP_READ ? "GET" : "POST", in->target, &err);
+    else if (in->body.len > 0 && !ws_http_json(in))
         rc = ws_error_set(&err, EINVAL, "the body of the request is no JSON");
     if (rc == 0)
-        rc = c->ops->route(c->self, in->method & WS_HTTP_READ ? "GET" : "POST", in->target, in->query,
+        rc = c->ops->route(c->self, &in->who, in->method & WS_HTTP_READ ? "GET" : "POST", in->target, in->query,
                            in->json, &a->json, &a->text, &err);
     a->type = "text/plain; version=0.0.4; charset=utf-8";
     if (rc < 0)
@@ -122,7 +142,7 @@ static struct ws_tcp_call *begin_call(struct ws_tcp_server *s, struct ws_http_in
     q->in = in;
     in->own = q;
     if (q->api.kind == WS_API_EVENTS && q->api.mount_id[0] && c->ops->seen)
-        c->ops->seen(c->self, q->api.mount_id, q->api.timeout_ms);
+        c->ops->seen(c->self, &in->who, q->api.mount_id, q->api.timeout_ms);
     return q;
 }
 
@@ -142,6 +162,23 @@ static void serve_api(void *self, struct ws_http_incoming *in, struct ws_http_an
         kinds[q->api.kind].serve(q, a);
     else
         ws_http_refuse(a, ws_error_set(&err, EOPNOTSUPP, "%.200s is only read", in->target), &err);
+}
+
+/* Of a path that is no route the role is that of reading: who may not read learns nothing of which paths there are. */
+static void find_need(void *self, struct ws_http_incoming *in, struct ws_http_need *need)
+{
+    const struct ws_tcp_server *s = self;
+    struct ws_api_request q;
+    const struct ws_api_route *r = ws_api_parse(in->target, in->query, &q, NULL) == 0
+                                       ? ws_api_route_find(tables_of(&s->catalog), in->method_name, in->target, &q)
+                                       : NULL;
+    *need = (struct ws_http_need){.role = WS_ROLE_READ};
+    if (r) {
+        const char *model = ws_api_route_model(r, &q);
+        need->role = r->role;
+        need->is_of_models = model != NULL;
+        snprintf(need->model, sizeof(need->model), "%s", model ? model : "");
+    }
 }
 
 static void end_call(void *self, struct ws_http_incoming *in)
@@ -166,9 +203,9 @@ static void serve_health(void *self, struct ws_http_incoming *in, struct ws_http
 }
 
 static const struct ws_http_route routes[] = {
-    {WS_HTTP_POST, "/healthz", WS_HTTP_TOKEN, serve_health},
-    {WS_HTTP_ANY, "/healthz", WS_HTTP_PUBLIC, serve_health},
-    {WS_HTTP_ANY, "*", WS_HTTP_TOKEN, serve_api}, /* without the token nothing shows which paths there are */
+    WS_HTTP_ROUTE(WS_HTTP_POST, "/healthz", READ, serve_health),
+    WS_HTTP_ROUTE(WS_HTTP_ANY, "/healthz", OPEN, serve_health),
+    {WS_HTTP_ANY, "*", WS_ROLE_READ, serve_api, find_need},
     {0},
 };
 
@@ -193,8 +230,7 @@ static int start(struct ws_tcp_server *s, const struct ws_tcp_server_options *o,
     const unsigned cores = ws_cpu_cores(MOST_THREADS);
     const struct ws_http_server_options http = {
         .listen = o->listen,
-        .token = o->token,
-        .insecure = o->insecure,
+        .access = o->access,
         .tls_cert_file = o->tls_cert_file,
         .tls_key_file = o->tls_key_file,
         .tls_client_ca_file = o->tls_client_ca_file,
@@ -256,6 +292,8 @@ void ws_tcp_server_stats(struct ws_tcp_server *s, struct ws_tcp_server_stats *ou
 {
     *out = (struct ws_tcp_server_stats){.bytes_sent = atomic_load(&s->bytes_sent),
                                         .requests = ws_http_server_requests(s->http),
+                                        .unknown = ws_http_server_refused(s->http, 401),
+                                        .forbidden = ws_http_server_refused(s->http, 403),
                                         .connections = ws_http_server_connections(s->http)};
 }
 

@@ -1,6 +1,7 @@
 /* tcp: the HTTP server of a catalog (libmicrohttpd) and its client (libcurl; ws_tcp_ops). */
 #ifndef WS_TRANSPORTS_TCP_TCP_H
 #define WS_TRANSPORTS_TCP_TCP_H
+#include "transports/access/access.h"
 #include "transports/protocol/catalog.h"
 #include "transports/protocol/source.h"
 
@@ -8,18 +9,18 @@ extern const struct ws_transport_ops ws_tcp_ops;
 
 struct ws_tcp_server_options {
     const char *listen; /* "127.0.0.1:18861", "[::]:18861", port 0: any */
-    const char *token;  /* bearer token; NULL: none, and then only loopback unless insecure */
-    bool insecure;      /* no token beyond loopback is allowed */
+    struct ws_access_options access; /* who its clients are; without any of it only loopback */
     const char *tls_cert_file, *tls_key_file, *tls_client_ca_file; /* NULL: plain */
     unsigned n_threads;                                            /* 0: min(cores, 8) */
     unsigned max_clients; /* connections; 0: WS_MAX_CLIENTS, or half of the descriptors where that is less */
 };
 struct ws_tcp_server;
-/* Starts serving. -EACCES: beyond loopback without a token.
+/* Starts serving. -EACCES: beyond loopback without anything that keeps clients out.
  *
- *   /healthz         {"ok":true}, without a token
- *   refusals         a POST without the token, or a body over the limit, is refused before its body is read;
- *                    connections that have not shown the token share half of all connections
+ *   /healthz         {"ok":true}, without an identity
+ *   refusals         401 without an identity, 403 without the role that the route asks for, or the model; a POST so
+ *                    refused, or with a body over the limit, is refused before its body is read; connections
+ *                    without an identity share half of all connections
  *   bodies           Content-Length; ETag = digest (the manifest's has its time too); If-None-Match: 304
  *   ranges           206, Content-Range, X-Wsync-XXH3 (hex hashes of the blocks that lie whole in the range,
  *                    comma-separated)
@@ -32,7 +33,7 @@ WS_MUST_USE int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_ca
 unsigned ws_tcp_server_port(const struct ws_tcp_server *s);
 void ws_tcp_server_wake(struct ws_tcp_server *s); /* the catalog's seq changed: answers long polls */
 struct ws_tcp_server_stats {
-    uint64_t bytes_sent, requests;
+    uint64_t bytes_sent, requests, unknown, forbidden; /* the last two: refused with 401, 403 */
     unsigned connections;
 };
 void ws_tcp_server_stats(struct ws_tcp_server *s, struct ws_tcp_server_stats *out);

@@ -37,8 +37,7 @@ int ws_reference_serve(struct ws_http_server **out, const char *listen, const ch
 {
     return ws_http_server_new(out,
                               &(struct ws_http_server_options){.listen = listen,
-                                                               .token = api_key,
-                                                               .insecure = true,
+                                                               .access = {.token = api_key, .insecure = !api_key},
                                                                .routes = routes,
                                                                .self = self,
                                                                .max_connections = MAX_CONNECTIONS,

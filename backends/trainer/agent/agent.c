@@ -106,6 +106,11 @@ static int agent_models(void *self, const char *model, json_t **out, struct ws_e
     return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for the list of models");
 }
 
+static const struct ws_api_route *const *agent_routes(void *self)
+{
+    return ((struct ws_agent *)self)->routes;
+}
+
 static const struct ws_catalog_ops catalog_ops = {
     .seq = agent_seq,
     .models = agent_models,
@@ -115,7 +120,9 @@ static const struct ws_catalog_ops catalog_ops = {
     .deltas = ws_encoder_deltas,
     .delta = ws_encoder_delta,
     .seen = ws_mounts_seen,
+    .routes = agent_routes,
     .route = ws_status_route,
+    .no_route = ws_status_no_route,
 };
 
 /* --- finishing versions: hash, seal, announce --- */
@@ -200,6 +207,42 @@ static void *finisher(void *arg)
 static const struct ws_agent_feature *const features[] = {WS_AGENT_FEATURES(FEATURE) NULL};
 #undef FEATURE
 
+static void collect_routes(const struct ws_api_route *out[WS_N_FEATURES + 2])
+{
+    size_t n = 0;
+    out[n++] = ws_status_routes;
+    for (const struct ws_agent_feature *const *f = features; *f; f++)
+        if ((*f)->routes)
+            out[n++] = (*f)->routes;
+    out[n] = NULL;
+}
+
+/* A line a route: which carrier has it, its role, method and path. */
+static void print_route(FILE *f, const char *carrier, unsigned role, const char *method, const char *prefix,
+                        const char *path)
+{
+    fprintf(f, "%-8s %-8s %-5s %s%s\n", carrier, ws_role_name(role), method, prefix, path);
+}
+
+void ws_agent_print_routes(FILE *f)
+{
+    const struct ws_api_route *tables[WS_N_FEATURES + 2];
+    collect_routes(tables);
+    fprintf(f, "%-8s %-8s %-5s %s\n", "carrier", "role", "", "path");
+    print_route(f, "http", WS_ROLE_OPEN, "GET", "", "/healthz");
+    for (const struct ws_api_route *r = ws_api_routes; r->method; r++)
+        print_route(f, strstr(r->pattern, "map") ? "unix" : strstr(r->pattern, "/delta") ? "http" : "both", r->role,
+                    r->method, "", r->pattern);
+    for (size_t i = 0; tables[i]; i++)
+        for (const struct ws_api_route *r = tables[i]; r->method; r++)
+            print_route(f, "both", r->role, r->method, "", r->pattern);
+    for (const struct ws_rank_route *r = ws_rank_routes; r->verb; r++)
+        print_route(f, "unix", r->role, "POST", "/v1/local/", r->verb);
+    for (const struct ws_agent_feature *const *i = features; *i; i++)
+        for (const struct ws_rank_route *r = (*i)->rank_routes; r && r->verb; r++)
+            print_route(f, "unix", r->role, "POST", "/v1/local/", r->verb);
+}
+
 void ws_agent_free(struct ws_agent *a)
 {
     if (!a)
@@ -232,6 +275,7 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
         return ws_error_set(err, ENOMEM, "no memory for an agent");
     a->options = *options;
     a->features = features;
+    collect_routes(a->routes);
     a->catalog = (struct ws_catalog){&catalog_ops, a};
     if (a->options.max_slots == 0)
         a->options.max_slots = DEFAULT_SLOTS;

@@ -50,8 +50,10 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
     fprintf(f,
             "# TYPE wsync_agent_sent_bytes_total counter\nwsync_agent_sent_bytes_total %" PRIu64 "\n"
             "# TYPE wsync_agent_requests_total counter\nwsync_agent_requests_total %" PRIu64 "\n"
-            "# TYPE wsync_agent_connections gauge\nwsync_agent_connections %u\n",
-            tcp.bytes_sent, tcp.requests, tcp.connections);
+            "# TYPE wsync_agent_connections gauge\nwsync_agent_connections %u\n"
+            "# TYPE wsync_agent_refused_total counter\nwsync_agent_refused_total{status=\"401\"} %" PRIu64 "\n"
+            "wsync_agent_refused_total{status=\"403\"} %" PRIu64 "\n",
+            tcp.bytes_sent, tcp.requests, tcp.connections, tcp.unknown, tcp.forbidden);
     pthread_mutex_lock(&a->lock);
     fprintf(f, "# TYPE wsync_agent_slot_bytes gauge\nwsync_agent_slot_bytes %" PRIu64 "\n", a->slot_bytes);
     ws_features_metrics(a, f);
@@ -74,7 +76,34 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
     return fclose(f) == 0 ? 0 : ws_error_set(err, ENOMEM, "no memory for the metrics");
 }
 
-int ws_status_route(void *self, const char *method, const char *path, const char *query, const json_t *body,
+const struct ws_api_route ws_status_routes[] = {
+    WS_API_ROUTE("GET", "/v1/status", READ),
+    WS_API_ROUTE("GET", "/metrics", READ),
+    {0},
+};
+
+/* A request whose body names its models. */
+static int check_models(const struct ws_identity *who, const json_t *body, struct ws_error *err)
+{
+    json_t *models = json_object_get(body, "models"), *value;
+    const char *name;
+    json_object_foreach(models, name, value)
+    {
+        if (!ws_identity_may_use(who, name))
+            return ws_error_set(err, EPERM, "a release of %.100s is not for %s, which may use %s only", name,
+                                who->name, who->models);
+    }
+    return 0;
+}
+
+int ws_status_no_route(void *self, const char *method, const char *path, struct ws_error *err)
+{
+    (void)self;
+    return ws_error_set(err, ENOENT, "there is no %s %.200s here; /v1/models lists what there is", method,
+                        path);
+}
+
+int ws_status_route(void *self, const struct ws_identity *who, const char *method, const char *path, const char *query, const json_t *body,
                     json_t **reply, char **text, struct ws_error *err)
 {
     struct ws_agent *a = self;
@@ -88,10 +117,16 @@ int ws_status_route(void *self, const char *method, const char *path, const char
         if (strcmp(path, "/metrics") == 0)
             return get_metrics(a, text, err);
     }
-    const struct ws_agent_request r = {method, path, query, &q, body};
-    rc = ws_features_route(a, &r, reply, err);
-    if (rc != WS_ROUTE_OTHER)
+    struct ws_identity on_behalf = {0};
+    if (q.on_behalf[0] && who->roles & WS_ROLE_NODE) {
+        on_behalf = *who;
+        on_behalf.is_shared = false;
+        snprintf(on_behalf.name, sizeof(on_behalf.name), "%s", q.on_behalf);
+        who = &on_behalf;
+    }
+    if (strcmp(path, "/v1/release") == 0 && (rc = check_models(who, body, err)) < 0)
         return rc;
-    return ws_error_set(err, ENOENT, "there is no %s %.200s here; /v1/models lists what there is", method,
-                        path);
+    const struct ws_agent_request r = {who, method, path, query, &q, body};
+    rc = ws_features_route(a, &r, reply, err);
+    return rc != WS_ROUTE_OTHER ? rc : ws_status_no_route(self, method, path, err);
 }

@@ -397,11 +397,11 @@ static void request_transfer(void *self, struct ws_http_incoming *in, struct ws_
 /* --- start and stop --- */
 
 static const struct ws_http_route routes[] = {
-    {WS_HTTP_GET, "/get_version", WS_HTTP_PUBLIC, get_version},
-    {WS_HTTP_GET, "/get_buffer_info", WS_HTTP_PUBLIC, get_buffer_info},
-    {WS_HTTP_GET, "/get_capabilities", WS_HTTP_PUBLIC, get_capabilities},
-    {WS_HTTP_POST, "/register_sglang_instance", WS_HTTP_PUBLIC, register_instance},
-    {WS_HTTP_POST, "/request_transfer", WS_HTTP_PUBLIC, request_transfer},
+    WS_HTTP_ROUTE(WS_HTTP_GET, "/get_version", OPEN, get_version),
+    WS_HTTP_ROUTE(WS_HTTP_GET, "/get_buffer_info", OPEN, get_buffer_info),
+    WS_HTTP_ROUTE(WS_HTTP_GET, "/get_capabilities", OPEN, get_capabilities),
+    WS_HTTP_ROUTE(WS_HTTP_POST, "/register_sglang_instance", OPEN, register_instance),
+    WS_HTTP_ROUTE(WS_HTTP_POST, "/request_transfer", OPEN, request_transfer),
     {0},
 };
 
@@ -420,7 +420,7 @@ static int serve(struct ws_astraflow *f, const char *listen, struct ws_error *er
 {
     return ws_http_server_new(&f->http,
                               &(struct ws_http_server_options){.listen = listen,
-                                                               .insecure = true,
+                                                               .access = {.insecure = true},
                                                                .routes = routes,
                                                                .self = f,
                                                                .max_connections = WS_MAX_CLIENTS,

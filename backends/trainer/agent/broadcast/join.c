@@ -8,6 +8,7 @@
 #include "transports/base/text.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,7 +91,7 @@ bool ws_sender_all_joined(struct ws_agent *a, const struct ws_sender *b)
         const struct ws_sender_joiner *j = first;
         if (i->lease_ns < ws_clock_ns())
             continue;
-        while (j && (!is_same(j, first) || strcmp(j->mount_id, i->mount_id) != 0))
+        while (j && (!is_same(j, first) || strcmp(j->mount_id, i->mount_id) != 0 || strcmp(j->owner, i->owner) != 0))
             j = j->next;
         if (!j)
             return false;
@@ -140,8 +141,8 @@ static int reply_to(const struct ws_sender *b, const struct ws_sender_joiner *j,
     return reply_wait(j, !b->members && left < LATER_MS ? left : LATER_MS, reply);
 }
 
-static int poll_ticket(struct ws_agent *a, struct ws_sender *b, const json_t *body, json_t **reply,
-                       struct ws_error *err)
+static int poll_ticket(struct ws_agent *a, struct ws_sender *b, const char *owner, const json_t *body,
+                       json_t **reply, struct ws_error *err)
 {
     uint64_t ticket = ws_agent_number(body, "ticket", 0);
     bool leaves = json_is_true(json_object_get(body, "leave"));
@@ -149,6 +150,10 @@ static int poll_ticket(struct ws_agent *a, struct ws_sender *b, const json_t *bo
     pthread_mutex_lock(&a->lock);
     struct ws_sender_joiner **waits = find(&b->waiting, ticket), **takes_part = find(&b->members, ticket);
     struct ws_sender_joiner *j = *waits ? *waits : *takes_part;
+    if (j && strcmp(j->owner, owner) != 0) {
+        pthread_mutex_unlock(&a->lock);
+        return ws_error_set(err, EPERM, "the ticket %" PRIu64 " is of another identity", ticket);
+    }
     if (leaves && *waits)
         free_joiner(unlink_joiner(waits));
     else if (leaves && *takes_part) /* it would block all other members */
@@ -225,12 +230,13 @@ static int check_version(struct ws_agent *a, const struct ws_api_request *q, con
     return rc;
 }
 
-static struct ws_sender_joiner *new_joiner(const char *model, const json_t *body)
+static struct ws_sender_joiner *new_joiner(const char *model, const char *owner, const json_t *body)
 {
     struct ws_sender_joiner *j = calloc(1, sizeof(*j));
     if (!j)
         return NULL;
     j->model = strdup(model);
+    snprintf(j->owner, sizeof(j->owner), "%s", owner);
     j->mount_id = strdup(body_text(body, "mount"));
     snprintf(j->digest, sizeof(j->digest), "%s", body_text(body, "digest"));
     snprintf(j->uuid, sizeof(j->uuid), "%s", body_text(body, "uuid"));
@@ -242,14 +248,16 @@ static struct ws_sender_joiner *new_joiner(const char *model, const json_t *body
     return NULL;
 }
 
-static int join(struct ws_agent *a, struct ws_sender *b, const struct ws_api_request *q, const json_t *body,
-                json_t **reply, struct ws_error *err)
+static int join(struct ws_agent *a, struct ws_sender *b, const struct ws_agent_request *r, json_t **reply,
+                struct ws_error *err)
 {
+    const struct ws_api_request *q = r->q;
+    const json_t *body = r->body;
     unsigned n = 0;
     int rc = check_member(b, body, err);
     if (rc < 0)
         return rc;
-    struct ws_sender_joiner *j = new_joiner(q->model, body);
+    struct ws_sender_joiner *j = new_joiner(q->model, ws_identity_owner(r->who), body);
     if (!j)
         return ws_error_set(err, ENOMEM, "no memory for a member of a broadcast");
     rc = check_version(a, q, body, j, err);
@@ -288,6 +296,6 @@ int ws_sender_route(struct ws_agent *a, const struct ws_agent_request *r, json_t
     if (!b)
         return ws_error_set(err, EOPNOTSUPP, "the agent broadcasts nothing: start it with --broadcast");
     if (json_object_get(r->body, "ticket"))
-        return poll_ticket(a, b, r->body, reply, err);
-    return join(a, b, r->q, r->body, reply, err);
+        return poll_ticket(a, b, ws_identity_owner(r->who), r->body, reply, err);
+    return join(a, b, r, reply, err);
 }

@@ -278,6 +278,8 @@ static void end(struct ws_agent *a)
     ws_workers_free(b->workers);
 }
 
+static const struct ws_api_route routes[] = {WS_API_ROUTE("POST", "/v1/{model}/{version}/broadcast", READ), {0}};
+
 const struct ws_agent_feature ws_feature_broadcast = {
     .agent_bytes = sizeof(struct ws_sender),
     .start = start,
@@ -285,5 +287,6 @@ const struct ws_agent_feature ws_feature_broadcast = {
     .end = end,
     .status = put_status,
     .metrics = put_metrics,
+    .routes = routes,
     .route = ws_sender_route,
 };

@@ -11,6 +11,7 @@ struct ws_sender_joiner {
     struct ws_sender_joiner *next;
     uint64_t ticket, since_ns, asked_ns;
     char *model, *mount_id;
+    char owner[WS_IDENTITY_CHARS + 1]; /* as the fleet's: only it asks with this ticket */
     struct ws_version_id version;
     char digest[33], uuid[WS_DEVICE_UUID_BYTES];
     struct ws_block_run *wants; /* NULL: all blocks */

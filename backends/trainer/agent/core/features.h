@@ -11,6 +11,7 @@
 
 /* A request that is not the catalog's (transports/protocol/api.h). */
 struct ws_agent_request {
+    const struct ws_identity *who;
     const char *method, *path, *query;
     const struct ws_api_request *q; /* the parsed path */
     const json_t *body;
@@ -32,8 +33,11 @@ struct ws_rank_call {
 };
 struct ws_rank_route {
     const char *verb;
+    enum ws_role role;
     int (*handle)(struct ws_rank_call *q, struct ws_error *err); /* not under lock */
 };
+/* A line of a table names its role, or does not compile. */
+#define WS_RANK_ROUTE(verb, role, handle) {verb, WS_ROLE_##role, handle}
 
 struct ws_agent_feature {
     /* --- its own state: so many zeroed bytes of the agent, from before `start` until after `end`, and of each
@@ -83,6 +87,8 @@ struct ws_agent_feature {
     void (*metrics)(const struct ws_agent *a, FILE *f);
 
     /* --- requests; not under lock --- */
+    /* The routes that `route` serves, with the role of each; no other path reaches it. Ends with {0}; NULL: none. */
+    const struct ws_api_route *routes;
     /* 0, -errno, or WS_ROUTE_OTHER. */
     int (*route)(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply, struct ws_error *err);
     const struct ws_rank_route *rank_routes; /* ends with one without a verb; NULL: none */

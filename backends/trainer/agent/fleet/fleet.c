@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define MAX_MOUNTS 4096 /* of a model */
+#define MAX_OWNED  2048 /* of them under one name, which so leaves room for others */
 #define FORGET_NS  600000000000UL
 #define MS         WS_MS_NS
 
@@ -19,12 +20,25 @@ const char *ws_fleet_progress_name(enum ws_fleet_progress p)
     return names[p];
 }
 
-static struct ws_fleet_mount *find(const struct ws_fleet *f, const char *mount_id)
+static bool is_mount(const struct ws_fleet_mount *m, const char *owner, const char *mount_id)
+{
+    return strcmp(m->mount_id, mount_id) == 0 && strcmp(m->owner, owner) == 0;
+}
+
+static struct ws_fleet_mount *find(const struct ws_fleet *f, const char *owner, const char *mount_id)
 {
     struct ws_fleet_mount *m = f->mounts;
-    while (m && strcmp(m->mount_id, mount_id) != 0)
+    while (m && !is_mount(m, owner, mount_id))
         m = m->next;
     return m;
+}
+
+static unsigned count_owned(const struct ws_fleet *f, const char *owner)
+{
+    unsigned n = 0;
+    for (const struct ws_fleet_mount *m = f->mounts; m && *owner; m = m->next)
+        n += strcmp(m->owner, owner) == 0;
+    return n;
 }
 
 static void extend(struct ws_fleet_mount *m, uint64_t now_ns, unsigned ms)
@@ -34,19 +48,22 @@ static void extend(struct ws_fleet_mount *m, uint64_t now_ns, unsigned ms)
         m->lease_ns = until;
 }
 
-int ws_fleet_find_or_add(struct ws_fleet *f, const char *mount_id, uint64_t now_ns,
+int ws_fleet_find_or_add(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns,
                          struct ws_fleet_mount **out, struct ws_error *err)
 {
-    struct ws_fleet_mount *m = find(f, mount_id);
+    struct ws_fleet_mount *m = find(f, owner, mount_id);
     if (!m) {
         ws_fleet_expire(f, now_ns);
         if (f->n >= MAX_MOUNTS)
             return ws_error_set(err, E2BIG, "more than %d mounts are registered", MAX_MOUNTS);
+        if (count_owned(f, owner) >= MAX_OWNED)
+            return ws_error_set(err, E2BIG, "more than %d mounts are registered by %s", MAX_OWNED, owner);
         m = calloc(1, sizeof(*m));
         if (!m || !(m->mount_id = strdup(mount_id))) {
             free(m);
             return ws_error_set(err, ENOMEM, "no memory for a mount");
         }
+        snprintf(m->owner, sizeof(m->owner), "%s", owner);
         struct ws_fleet_mount **at = &f->mounts;
         while (*at && strcmp((*at)->mount_id, mount_id) < 0)
             at = &(*at)->next;
@@ -59,9 +76,9 @@ int ws_fleet_find_or_add(struct ws_fleet *f, const char *mount_id, uint64_t now_
     return 0;
 }
 
-void ws_fleet_extend_lease(struct ws_fleet *f, const char *mount_id, uint64_t now_ns, unsigned ms)
+void ws_fleet_extend_lease(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns, unsigned ms)
 {
-    struct ws_fleet_mount *m = find(f, mount_id);
+    struct ws_fleet_mount *m = find(f, owner, mount_id);
     if (m)
         extend(m, now_ns, ms);
 }
@@ -75,10 +92,10 @@ static void remove_at(struct ws_fleet *f, struct ws_fleet_mount **at)
     free(m);
 }
 
-void ws_fleet_remove(struct ws_fleet *f, const char *mount_id)
+void ws_fleet_remove(struct ws_fleet *f, const char *owner, const char *mount_id)
 {
     for (struct ws_fleet_mount **at = &f->mounts; *at; at = &(*at)->next) {
-        if (strcmp((*at)->mount_id, mount_id) == 0) {
+        if (is_mount(*at, owner, mount_id)) {
             remove_at(f, at);
             return;
         }
@@ -241,14 +258,17 @@ static json_t *version_ids_json(const struct ws_version_id versions[WS_FLEET_REP
 json_t *ws_fleet_json(const struct ws_fleet *f, uint64_t now_ns)
 {
     json_t *all = json_array();
-    for (const struct ws_fleet_mount *m = f->mounts; m; m = m->next)
-        json_array_append_new(
-            all, json_pack("{s:s,s:b,s:b,s:b,s:I,s:o,s:o,s:o,s:o,s:s}", "mount", m->mount_id, "silent",
-                           (int)(m->lease_ns < now_ns), "follows", (int)m->follows, "under_way",
-                           (int)is_under_way(f, m), "engines", (json_int_t)m->engines, "loaded",
-                           version_id_json(&m->loaded), "prepared", version_ids_json(m->prepared), "fetched",
-                           version_ids_json(m->fetched), "failed", version_id_json(&m->failed), "error",
-                           m->failed.lineage[0] ? m->error : ""));
+    for (const struct ws_fleet_mount *m = f->mounts; m; m = m->next) {
+        json_t *one = json_pack(
+            "{s:s,s:b,s:b,s:b,s:I,s:o,s:o,s:o,s:o,s:s}", "mount", m->mount_id, "silent",
+            (int)(m->lease_ns < now_ns), "follows", (int)m->follows, "under_way", (int)is_under_way(f, m),
+            "engines", (json_int_t)m->engines, "loaded", version_id_json(&m->loaded), "prepared",
+            version_ids_json(m->prepared), "fetched", version_ids_json(m->fetched), "failed",
+            version_id_json(&m->failed), "error", m->failed.lineage[0] ? m->error : "");
+        if (m->owner[0])
+            json_object_set_new(one, "identity", json_string(m->owner));
+        json_array_append_new(all, one);
+    }
     return all;
 }
 

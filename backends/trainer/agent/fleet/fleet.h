@@ -8,6 +8,7 @@
  * loaded or failed. */
 #ifndef WS_TRAINER_AGENT_FLEET_FLEET_H
 #define WS_TRAINER_AGENT_FLEET_FLEET_H
+#include "transports/access/identity.h"
 #include "transports/base/error.h"
 #include "transports/base/limits.h"
 #include "transports/base/version_id.h"
@@ -20,6 +21,7 @@
 struct ws_fleet_mount {
     struct ws_fleet_mount *next;
     char *mount_id;            /* HOST:MOUNTPOINT */
+    char owner[WS_IDENTITY_CHARS + 1]; /* the identity that reports under it (ws_identity_owner) */
     uint64_t lease_ns;         /* silent after this */
     bool follows;              /* it acts on releases */
     bool names_release;        /* it names the release that it has finished: */
@@ -47,12 +49,14 @@ enum ws_fleet_progress {
 };
 const char *ws_fleet_progress_name(enum ws_fleet_progress p);
 
-/* The mount of that id, added where it is new; its lease is extended. -E2BIG, -ENOMEM. */
-WS_MUST_USE int ws_fleet_find_or_add(struct ws_fleet *f, const char *mount_id, uint64_t now_ns,
+/* A mount is known by its owner and its id: what one identity reports under an id is never another's. */
+
+/* The mount of that owner and id, added where it is new; its lease is extended. -E2BIG, -ENOMEM. */
+WS_MUST_USE int ws_fleet_find_or_add(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns,
                                      struct ws_fleet_mount **out, struct ws_error *err);
 /* The mount polls, and will poll again within ms. An id that is not registered is ignored. */
-void ws_fleet_extend_lease(struct ws_fleet *f, const char *mount_id, uint64_t now_ns, unsigned ms);
-void ws_fleet_remove(struct ws_fleet *f, const char *mount_id); /* it is unmounted */
+void ws_fleet_extend_lease(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns, unsigned ms);
+void ws_fleet_remove(struct ws_fleet *f, const char *owner, const char *mount_id); /* it is unmounted */
 /* Removes mounts that have been silent for long. */
 void ws_fleet_expire(struct ws_fleet *f, uint64_t now_ns);
 /* Forgets what mounts reported of a version before, so that they report it again. name: only of mounts that it

@@ -364,16 +364,16 @@ static int do_close(struct ws_rank_call *q, struct ws_error *err)
 }
 
 const struct ws_rank_route ws_gpu_rank_routes[] = {
-    {"share", do_share},
-    {"share/fds", do_share_fds},
-    {"unshare", do_unshare},
-    {"gpu/look", do_look},
-    {"gpu/open", do_open},
-    {"gpu/fds", do_fds},
-    {"gpu/check", do_check},
-    {"gpu/close", do_close},
-    {"share/commit", ws_gpu_on_demand_do_commit},
-    {"gpu/wanted", ws_gpu_on_demand_do_wanted},
-    {"gpu/unmade", ws_gpu_on_demand_do_unmade},
+    WS_RANK_ROUTE("share", PUBLISH, do_share),
+    WS_RANK_ROUTE("share/fds", PUBLISH, do_share_fds),
+    WS_RANK_ROUTE("unshare", PUBLISH, do_unshare),
+    WS_RANK_ROUTE("gpu/look", READ, do_look),
+    WS_RANK_ROUTE("gpu/open", READ, do_open),
+    WS_RANK_ROUTE("gpu/fds", READ, do_fds),
+    WS_RANK_ROUTE("gpu/check", READ, do_check),
+    WS_RANK_ROUTE("gpu/close", READ, do_close),
+    WS_RANK_ROUTE("share/commit", PUBLISH, ws_gpu_on_demand_do_commit),
+    WS_RANK_ROUTE("gpu/wanted", PUBLISH, ws_gpu_on_demand_do_wanted),
+    WS_RANK_ROUTE("gpu/unmade", PUBLISH, ws_gpu_on_demand_do_unmade),
     {0},
 };

@@ -533,6 +533,9 @@ static int route(struct ws_agent *a, const struct ws_agent_request *r, json_t **
     return ws_secondary_forwards(a, r) ? ws_secondary_forward(a, r, reply, err) : WS_ROUTE_OTHER;
 }
 
+/* A secondary also passes on to its primary what other features serve. */
+static const struct ws_api_route routes[] = {WS_API_ROUTE("POST", "/v1/{model}/node", NODE), {0}};
+
 static void put_status(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out)
 {
     if (m->group)
@@ -550,5 +553,6 @@ const struct ws_agent_feature ws_feature_group = {
     .abandoned = ws_group_abandoned,
     .left = left,
     .model_status = put_status,
+    .routes = routes,
     .route = route,
 };

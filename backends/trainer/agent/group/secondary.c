@@ -369,9 +369,13 @@ bool ws_secondary_forwards(struct ws_agent *a, const struct ws_agent_request *r)
 int ws_secondary_forward(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply,
                          struct ws_error *err)
 {
-    char *full;
-    if (asprintf(&full, "%s%s%s", r->path, r->query && *r->query ? "?" : "", r->query ? r->query : "") < 0)
+    const size_t cap = strlen(r->path) + (r->query ? strlen(r->query) : 0) + 4 * WS_IDENTITY_CHARS;
+    char *full = malloc(cap);
+    if (!full)
         return ws_error_set(err, ENOMEM, "no memory for a request");
+    snprintf(full, cap, "%s%s%s", r->path, r->query && *r->query ? "?" : "", r->query ? r->query : "");
+    if (ws_identity_owner(r->who)[0]) /* what it reports stays its own there */
+        ws_api_add_argument(full, cap, "as", r->who->name);
     int rc = ws_source_call(a->primary, r->method, full, r->body, reply, err);
     if (rc < 0)
         ws_error_prefix(err, "asked the primary agent");

@@ -158,7 +158,7 @@ static void free_wanted(struct ws_agent_model *m)
     }
 }
 
-void ws_mounts_seen(void *self, const char *mount_id, unsigned ms)
+void ws_mounts_seen(void *self, const struct ws_identity *who, const char *mount_id, unsigned ms)
 {
     struct ws_agent *a = self;
     char name[WS_MOUNT_ID_CHARS + 1];
@@ -167,7 +167,7 @@ void ws_mounts_seen(void *self, const char *mount_id, unsigned ms)
     ws_text_clean(name); /* as it was registered */
     pthread_mutex_lock(&a->lock);
     for (struct ws_agent_model *m = a->models; m; m = m->next)
-        ws_fleet_extend_lease(&m->fleet, name, now, ms);
+        ws_fleet_extend_lease(&m->fleet, ws_identity_owner(who), name, now, ms);
     pthread_mutex_unlock(&a->lock);
 }
 
@@ -206,18 +206,18 @@ static int find_model(struct ws_agent *a, const char *name, struct ws_agent_mode
     return 0;
 }
 
-static int record_presence(struct ws_agent_model *m, const json_t *body, struct ws_error *err)
+static int record_presence(struct ws_agent_model *m, const char *owner, const json_t *body, struct ws_error *err)
 {
     char mount_id[WS_MOUNT_ID_CHARS + 1];
     struct ws_fleet_mount *mount;
     const char *lineage = json_string_value(json_object_get(body, "run"));
     int rc = parse_mount_id(body, mount_id, err);
     if (rc == 0 && json_is_true(json_object_get(body, "gone"))) {
-        ws_fleet_remove(&m->fleet, mount_id);
+        ws_fleet_remove(&m->fleet, owner, mount_id);
         return 0;
     }
     if (rc == 0)
-        rc = ws_fleet_find_or_add(&m->fleet, mount_id, ws_clock_ns(), &mount, err);
+        rc = ws_fleet_find_or_add(&m->fleet, owner, mount_id, ws_clock_ns(), &mount, err);
     if (rc < 0)
         return rc;
     mount->follows = json_is_true(json_object_get(body, "follows"));
@@ -231,8 +231,8 @@ static int record_presence(struct ws_agent_model *m, const json_t *body, struct 
     return 0;
 }
 
-static int record_report(struct ws_agent_model *m, const struct ws_api_request *q, const json_t *body,
-                         struct ws_error *err)
+static int record_report(struct ws_agent_model *m, const char *owner, const struct ws_api_request *q,
+                         const json_t *body, struct ws_error *err)
 {
     char mount_id[WS_MOUNT_ID_CHARS + 1];
     struct ws_fleet_mount *mount;
@@ -240,7 +240,7 @@ static int record_report(struct ws_agent_model *m, const struct ws_api_request *
     const struct ws_version_id to = ws_version_id_make(q->version, q->lineage[0] ? q->lineage : m->lineage);
     int rc = parse_mount_id(body, mount_id, err);
     if (rc == 0)
-        rc = ws_fleet_find_or_add(&m->fleet, mount_id, ws_clock_ns(), &mount, err);
+        rc = ws_fleet_find_or_add(&m->fleet, owner, mount_id, ws_clock_ns(), &mount, err);
     if (rc < 0)
         return rc;
     const json_t *engines = json_object_get(body, "engines");
@@ -456,9 +456,12 @@ static json_t *loaded_json(const struct ws_agent_model *m, const struct ws_api_r
 }
 
 /* /v1/{model}/VERB, /v1/{model}/{version}/VERB */
-static int route_model(struct ws_agent *a, const struct ws_api_request *q, bool post, const json_t *body,
-                       json_t **reply, bool *listing_changed, struct ws_error *err)
+static int route_model(struct ws_agent *a, const struct ws_agent_request *r, bool post, json_t **reply,
+                       bool *listing_changed, struct ws_error *err)
 {
+    const struct ws_api_request *q = r->q;
+    const json_t *body = r->body;
+    const char *owner = ws_identity_owner(r->who);
     static const char *const reports[] = {"prepared", "fetched", "loaded", "failed"};
     const char *verb = q->verb;
     struct ws_agent_model *m;
@@ -467,7 +470,7 @@ static int route_model(struct ws_agent *a, const struct ws_api_request *q, bool 
         return rc;
     if (!q->has_version && strcmp(verb, "mounts") == 0) {
         if (post)
-            return record_presence(m, body, err);
+            return record_presence(m, owner, body, err);
         *reply = ws_fleet_json(&m->fleet, ws_clock_ns());
         return 0;
     }
@@ -484,7 +487,7 @@ static int route_model(struct ws_agent *a, const struct ws_api_request *q, bool 
     }
     for (size_t i = 0; q->has_version && post && i < sizeof(reports) / sizeof(reports[0]); i++)
         if (strcmp(verb, reports[i]) == 0)
-            return record_report(m, q, body, err);
+            return record_report(m, owner, q, body, err);
     return WS_ROUTE_OTHER;
 }
 
@@ -500,7 +503,7 @@ static int route(struct ws_agent *a, const struct ws_agent_request *r, json_t **
         rc = release_many(a, r->body, reply, err);
         listing_changed = rc == 0;
     } else if (r->q->verb[0]) {
-        rc = route_model(a, r->q, post, r->body, reply, &listing_changed, err);
+        rc = route_model(a, r, post, reply, &listing_changed, err);
     }
     if (rc == 0 && post) {
         listing_changed = advance(a) || listing_changed;
@@ -520,6 +523,23 @@ static void put_status(const struct ws_agent *a, const struct ws_agent_model *m,
     json_object_set_new(out, "mounts", ws_fleet_json(&m->fleet, ws_clock_ns()));
 }
 
+static const struct ws_api_route routes[] = {
+    WS_API_ROUTE("POST", "/v1/{model}/mounts", REPORT),
+    WS_API_ROUTE("GET", "/v1/{model}/mounts", READ),
+    WS_API_ROUTE("POST", "/v1/{model}/{version}/prepared", REPORT),
+    WS_API_ROUTE("POST", "/v1/{model}/{version}/fetched", REPORT),
+    WS_API_ROUTE("POST", "/v1/{model}/{version}/loaded", REPORT),
+    WS_API_ROUTE("POST", "/v1/{model}/{version}/failed", REPORT),
+    WS_API_ROUTE("GET", "/v1/{model}/{version}/loaded", READ),
+    WS_API_ROUTE("POST", "/v1/{model}/{version}/wanted", RELEASE),
+    WS_API_ROUTE("POST", "/v1/{model}/{version}/release", RELEASE),
+    WS_API_ROUTE_FILTERS("POST", "/v1/release", RELEASE),
+    WS_API_ROUTE("GET", "/v1/releases", READ),
+    WS_API_ROUTE("GET", "/v1/releases/{id}", READ),
+    WS_API_ROUTE("POST", "/v1/releases/{id}/abort", RELEASE),
+    {0},
+};
+
 const struct ws_agent_feature ws_feature_fleet = {
     .start = start,
     .stop = stop,
@@ -529,5 +549,6 @@ const struct ws_agent_feature ws_feature_fleet = {
     .free = free_wanted,
     .list = list_desired,
     .model_status = put_status,
+    .routes = routes,
     .route = route,
 };

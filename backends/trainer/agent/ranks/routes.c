@@ -404,16 +404,20 @@ static int do_abandon(struct ws_rank_call *q, struct ws_error *err)
 
 /* --- dispatch --- */
 
-static const struct ws_rank_route routes[] = {
-    {"register", ws_rank_register}, {"begin", do_begin},     {"commit", do_commit},
-    {"wait", ws_rank_wait},         {"abandon", do_abandon},
+const struct ws_rank_route ws_rank_routes[] = {
+    WS_RANK_ROUTE("register", PUBLISH, ws_rank_register),
+    WS_RANK_ROUTE("begin", PUBLISH, do_begin),
+    WS_RANK_ROUTE("commit", PUBLISH, do_commit),
+    WS_RANK_ROUTE("wait", PUBLISH, ws_rank_wait),
+    WS_RANK_ROUTE("abandon", PUBLISH, do_abandon),
+    {0},
 };
 
 static const struct ws_rank_route *find_route(const struct ws_agent *a, const char *verb)
 {
-    for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++)
-        if (strcmp(routes[i].verb, verb) == 0)
-            return &routes[i];
+    for (const struct ws_rank_route *r = ws_rank_routes; r->verb; r++)
+        if (strcmp(r->verb, verb) == 0)
+            return r;
     return ws_features_rank_route(a, verb);
 }
 
@@ -435,7 +439,10 @@ static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, 
     const char *verb = path + strlen("/v1/local/");
     const struct ws_rank_route *route = find_route(a, verb);
     struct ws_rank_call q = {a, peer, c, body, fds_in, n_fds_in, reply, fds, max, n_fds};
-    return route ? route->handle(&q, err) : ws_error_set(err, ENOENT, "there is no /v1/local/%.100s", verb);
+    if (!route)
+        return ws_error_set(err, ENOENT, "there is no /v1/local/%.100s", verb);
+    const int rc = ws_identity_check(&peer->who, route->role, NULL, path, err);
+    return rc < 0 ? rc : route->handle(&q, err);
 }
 
 /* A rank whose connection ended before it began a version that others write. A publisher that was closed may

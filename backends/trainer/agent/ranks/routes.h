@@ -4,6 +4,7 @@
 #include "backends/trainer/agent/core/features.h"
 
 extern const struct ws_ipc_handler ws_rank_handler;
+extern const struct ws_rank_route ws_rank_routes[]; /* of POST /v1/local/VERB; the features have more */
 /* When a rank's request gives up, by its timeout_ms (CLOCK_MONOTONIC, ns). */
 uint64_t ws_rank_deadline(const json_t *body);
 /* register.c: POST /v1/local/register; not under lock. */

@@ -1,0 +1,187 @@
+#include "transports/access/access.h"
+#include "transports/access/local_token.h"
+#include "transports/access/token_table.h"
+#include "transports/base/clock.h"
+#include "transports/base/log.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+
+#define LOOK_NS WS_SECOND_NS /* between looks whether the tokens file has changed */
+
+/* What tells one content of a file from another. */
+struct stamp {
+    dev_t dev;
+    ino_t ino;
+    off_t size;
+    struct timespec changed;
+};
+
+struct ws_access {
+    struct ws_access_options o; /* its strings are the access's own */
+    struct ws_token_hash shared, local;
+    bool has_local;
+    char local_path[WS_LOCAL_TOKEN_PATH], hint[WS_LOCAL_TOKEN_PATH + 80];
+    pthread_mutex_t lock;
+    /* guarded by lock */
+    struct ws_token_table table;
+    struct stamp stamp; /* of what was read, or refused, last */
+    uint64_t looked_ns;
+};
+
+static struct stamp stamp_of(const char *path)
+{
+    struct stat st;
+    struct stamp s = {0};
+    if (stat(path, &st) == 0)
+        s = (struct stamp){st.st_dev, st.st_ino, st.st_size, st.st_ctim};
+    return s;
+}
+
+static bool is_same(const struct stamp *a, const struct stamp *b)
+{
+    return a->dev == b->dev && a->ino == b->ino && a->size == b->size &&
+           a->changed.tv_sec == b->changed.tv_sec && a->changed.tv_nsec == b->changed.tv_nsec;
+}
+
+/* Under lock. A file that cannot be read leaves what was read before. */
+static void look_again(struct ws_access *a)
+{
+    const uint64_t now = ws_clock_ns();
+    struct ws_token_table table;
+    struct ws_error err = {0};
+    if (!a->o.tokens_file || now - a->looked_ns < LOOK_NS)
+        return;
+    a->looked_ns = now;
+    const struct stamp stamp = stamp_of(a->o.tokens_file); /* before reading: what changes meanwhile is seen again */
+    if (is_same(&stamp, &a->stamp))
+        return;
+    a->stamp = stamp;
+    if (ws_token_table_read(&table, a->o.tokens_file, &err) < 0) {
+        ws_log(WS_LOG_WARN, "access", "the tokens of before hold on: %s", err.text);
+        return;
+    }
+    ws_token_table_clear(&a->table);
+    a->table = table;
+    ws_log(WS_LOG_INFO, "access", "tokens read file=%s tokens=%zu", a->o.tokens_file, table.lines.len);
+}
+
+int ws_access_new(struct ws_access **out, const struct ws_access_options *o, struct ws_error *err)
+{
+    struct ws_access *a = calloc(1, sizeof(*a));
+    int rc = 0;
+    if (!a)
+        return ws_error_set(err, ENOMEM, "no memory for a server's tokens");
+    a->o = *o;
+    a->o.tokens_file = NULL;
+    pthread_mutex_init(&a->lock, NULL);
+    if (o->token)
+        ws_token_hash(o->token, &a->shared);
+    if (o->tokens_file && !(a->o.tokens_file = strdup(o->tokens_file)))
+        rc = ws_error_set(err, ENOMEM, "no memory for a server's tokens");
+    if (rc == 0 && a->o.tokens_file) {
+        a->stamp = stamp_of(a->o.tokens_file);
+        a->looked_ns = ws_clock_ns();
+        rc = ws_token_table_read(&a->table, a->o.tokens_file, err);
+    }
+    if (rc < 0)
+        ws_access_free(a);
+    else
+        *out = a;
+    return rc;
+}
+
+void ws_access_free(struct ws_access *a)
+{
+    if (!a)
+        return;
+    ws_token_table_clear(&a->table);
+    pthread_mutex_destroy(&a->lock);
+    free((char *)(uintptr_t)a->o.tokens_file);
+    free(a);
+}
+
+bool ws_access_asks(const struct ws_access *a)
+{
+    return a->o.tokens_file || a->o.token;
+}
+
+int ws_access_make_local(struct ws_access *a, unsigned port, struct ws_error *err)
+{
+    if (!a->o.makes_local_token || a->o.insecure || ws_access_asks(a))
+        return 0;
+    const int rc = ws_local_token_make(port, a->local_path, &a->local, err);
+    if (rc < 0)
+        return rc;
+    a->has_local = true;
+    snprintf(a->hint, sizeof(a->hint), "; the one that this server made for this host is in %s", a->local_path);
+    return 0;
+}
+
+const char *ws_access_hint(const struct ws_access *a)
+{
+    return a->hint;
+}
+
+static void give(struct ws_identity *out, const char *name, unsigned roles)
+{
+    *out = (struct ws_identity){.is_shared = true, .roles = roles};
+    snprintf(out->name, sizeof(out->name), "%s", name);
+}
+
+static unsigned roles_of_many(const struct ws_access *a)
+{
+    return WS_ROLES_OF_CLIENTS | (a->o.nodes ? (unsigned)WS_ROLE_NODE : 0);
+}
+
+static bool by_secret(struct ws_access *a, const char *secret, struct ws_identity *out)
+{
+    struct ws_token_hash hash;
+    ws_token_hash(secret, &hash);
+    const struct ws_token_line *line = ws_token_table_by_hash(&a->table, &hash);
+    if (line)
+        *out = line->identity;
+    else if (a->o.token && ws_token_hash_equal(&hash, &a->shared))
+        give(out, WS_IDENTITY_SHARED, roles_of_many(a));
+    else if (a->has_local && ws_token_hash_equal(&hash, &a->local))
+        give(out, WS_IDENTITY_LOCAL, WS_ROLES_OF_CLIENTS | WS_ROLE_ADMIN);
+    else
+        return false;
+    return true;
+}
+
+/* The first of its names that has a line; else one that has no role. */
+static bool by_certificate(struct ws_access *a, const char *const *names, size_t n, struct ws_identity *out)
+{
+    const bool needs_token = a->o.token && !a->o.tokens_file; /* as with wsync 0.1: both are asked for */
+    if (n == 0 || needs_token)
+        return false;
+    for (size_t i = 0; i < n && a->o.tokens_file; i++) {
+        const struct ws_token_line *line = ws_token_table_by_name(&a->table, names[i]);
+        if (line) {
+            *out = line->identity;
+            return true;
+        }
+    }
+    *out = (struct ws_identity){.roles = a->o.tokens_file ? 0 : WS_ROLES_OF_CLIENTS};
+    snprintf(out->name, sizeof(out->name), WS_IDENTITY_CERT "%.*s",
+             (int)(WS_IDENTITY_CHARS - strlen(WS_IDENTITY_CERT)), names[0]);
+    return true;
+}
+
+void ws_access_identify(struct ws_access *a, const char *authorization, const char *const *names, size_t n,
+                        struct ws_identity *out)
+{
+    const bool bearer = authorization && strncasecmp(authorization, "Bearer ", 7) == 0;
+    *out = (struct ws_identity){0};
+    pthread_mutex_lock(&a->lock);
+    look_again(a);
+    bool known = bearer ? by_secret(a, authorization + 7, out) : by_certificate(a, names, n, out);
+    pthread_mutex_unlock(&a->lock);
+    if (!known && a->o.insecure && !ws_access_asks(a))
+        give(out, WS_IDENTITY_ANYBODY, roles_of_many(a));
+}

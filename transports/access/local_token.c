@@ -1,0 +1,116 @@
+#include "transports/access/local_token.h"
+#include "transports/access/loopback.h"
+#include "transports/base/state_file.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SYSTEM_FOLDER "/run/wsync"
+
+/* --- folders --- */
+
+/* 0: a folder of this account's, or root's, that nobody else may write. */
+static int check_folder(const char *path, uid_t owner, struct ws_error *err)
+{
+    struct stat st;
+    if (lstat(path, &st) != 0)
+        return ws_error_set(err, errno, "cannot look at %s: %s", path, strerror(errno));
+    if (!S_ISDIR(st.st_mode) || (st.st_uid != owner && st.st_uid != 0))
+        return ws_error_set(err, EPERM, "%s is not a folder of this account's: another one may have made it", path);
+    if (st.st_mode & S_IWOTH || (st.st_mode & S_IWGRP && st.st_gid != 0))
+        return ws_error_set(err, EPERM, "other accounts may write the folder %s: chmod go-w it", path);
+    return 0;
+}
+
+static bool owns(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0 && S_ISDIR(st.st_mode) && st.st_uid == geteuid();
+}
+
+/* Of one account's files; index 0, 1, ...: the next place. False: there is no other. */
+static bool folder_of(uid_t uid, unsigned index, char out[WS_LOCAL_TOKEN_PATH])
+{
+    const char *runtime = uid == geteuid() ? getenv("XDG_RUNTIME_DIR") : NULL;
+    if (index == 0)
+        snprintf(out, WS_LOCAL_TOKEN_PATH, SYSTEM_FOLDER);
+    else if (index == 1 && uid != 0 && runtime && runtime[0] == '/')
+        snprintf(out, WS_LOCAL_TOKEN_PATH, "%.200s/wsync", runtime);
+    else if (index == 1 && uid != 0)
+        snprintf(out, WS_LOCAL_TOKEN_PATH, "/run/user/%u/wsync", (unsigned)uid);
+    else if (index == 2 && uid != 0)
+        snprintf(out, WS_LOCAL_TOKEN_PATH, "/tmp/wsync-%u", (unsigned)uid);
+    else
+        return false;
+    return true;
+}
+
+int ws_local_folder(char out[WS_LOCAL_TOKEN_PATH], struct ws_error *err)
+{
+    const uid_t self = geteuid();
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    const bool system = self == 0 || owns(SYSTEM_FOLDER);
+    (void)folder_of(self, system ? 0 : runtime && runtime[0] == '/' ? 1 : 2, out);
+    if (mkdir(out, system ? 0755 : 0700) != 0 && errno != EEXIST)
+        return ws_error_set(err, errno, "cannot make the folder %s: %s", out, strerror(errno));
+    return check_folder(out, self, err);
+}
+
+/* --- files --- */
+
+/* The secret of a file that belongs to this account and that nobody else can read. */
+static bool read_token(const char *path, uid_t owner, char secret[WS_TOKEN_SECRET_CHARS + 1])
+{
+    struct stat st;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0)
+        return false;
+    bool good = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == owner && !(st.st_mode & 077) &&
+                read(fd, secret, WS_TOKEN_SECRET_CHARS) == WS_TOKEN_SECRET_CHARS;
+    close(fd);
+    for (size_t i = 0; good && i < WS_TOKEN_SECRET_CHARS; i++)
+        good = secret[i] > ' ' && secret[i] < 127;
+    secret[good ? WS_TOKEN_SECRET_CHARS : 0] = 0;
+    return good;
+}
+
+int ws_local_token_make(unsigned port, char path[WS_LOCAL_TOKEN_PATH], struct ws_token_hash *hash,
+                        struct ws_error *err)
+{
+    char folder[WS_LOCAL_TOKEN_PATH], line[WS_TOKEN_SECRET_CHARS + 2];
+    int rc = ws_local_folder(folder, err);
+    if (rc < 0)
+        return ws_error_prefix(err, "there is no place for the token of this server: give --tokens FILE, or --insecure");
+    snprintf(path, WS_LOCAL_TOKEN_PATH, "%.230s/%u.token", folder, port);
+    if (!read_token(path, geteuid(), line)) {
+        ws_token_secret_new(line);
+        (void)strcat(line, "\n");
+        rc = ws_state_file_write(path, line, strlen(line));
+        line[WS_TOKEN_SECRET_CHARS] = 0;
+    }
+    if (rc == 0)
+        ws_token_hash(line, hash);
+    sodium_memzero(line, sizeof(line));
+    return rc < 0 ? ws_error_set(err, -rc, "cannot write the token of this server to %s: %s", path, strerror(-rc))
+                  : 0;
+}
+
+bool ws_local_token_find(const char *url, char secret[WS_TOKEN_SECRET_CHARS + 1])
+{
+    char folder[WS_LOCAL_TOKEN_PATH], path[WS_LOCAL_TOKEN_PATH + 16];
+    unsigned port;
+    uid_t owner;
+    if (!ws_loopback_port(url, &port) || !ws_loopback_owner(url, port, &owner))
+        return false;
+    for (unsigned i = 0; folder_of(owner, i, folder); i++) {
+        snprintf(path, sizeof(path), "%s/%u.token", folder, port);
+        if (check_folder(folder, owner, NULL) == 0 && read_token(path, owner, secret))
+            return true;
+    }
+    return false;
+}

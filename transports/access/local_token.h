@@ -1,0 +1,29 @@
+/* Local token: a server on loopback makes a token, and puts it into a file that its own account alone can read.
+ * Clients of that account, and root's, find it there, so that an operator of one host needs to set up nothing,
+ * and other accounts of the host read no weights.
+ *
+ *     /run/wsync/18861.token               root's servers, and those of the account that owns /run/wsync
+ *     $XDG_RUNTIME_DIR/wsync/18861.token   other accounts'
+ *     /tmp/wsync-UID/18861.token           theirs where there is no such folder
+ *
+ * A file stays after its server: the next one on that port has the same token, so that mounts go on. Before a
+ * client sends it, it checks that the file belongs to the account whose process listens on that port, and that
+ * nobody else can read it: an account that took the port is sent nothing. */
+#ifndef WS_TRANSPORTS_ACCESS_LOCAL_TOKEN_H
+#define WS_TRANSPORTS_ACCESS_LOCAL_TOKEN_H
+#include "transports/access/token_hash.h"
+#include "transports/base/error.h"
+
+#define WS_LOCAL_TOKEN_PATH 256 /* room for a path */
+
+/* The folder for files of this account's servers and sockets, made where it is not there; checked: it belongs to
+ * this account, or root, and no other may write it. -EPERM: it belongs to another account. */
+WS_MUST_USE int ws_local_folder(char out[WS_LOCAL_TOKEN_PATH], struct ws_error *err);
+/* The token of this account's server on that port, which exists from now on; its file, and the hash. */
+WS_MUST_USE int ws_local_token_make(unsigned port, char path[WS_LOCAL_TOKEN_PATH], struct ws_token_hash *hash,
+                                    struct ws_error *err);
+/* The token for a server on loopback, by its URL. False: it is not on loopback, there is none, or none that may
+ * be sent there. Looks at files and at /proc; callable from any thread. */
+bool ws_local_token_find(const char *url, char secret[WS_TOKEN_SECRET_CHARS + 1]);
+
+#endif

@@ -1,0 +1,77 @@
+#include "transports/tcp/headers.h"
+#include "transports/access/local_token.h"
+#include "transports/access/loopback.h"
+#include "transports/base/clock.h"
+#include "transports/http/transfer.h"
+#include <errno.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LOOK_NS (200 * WS_MS_NS) /* between looks for a token that is not there, or is another by now */
+
+/* Under lock, or before another thread knows of it. */
+static int use_token(struct ws_tcp_headers *h, const char *token)
+{
+    struct ws_tcp_header_list *new = calloc(1, sizeof(*new));
+    if (!new || ws_http_add_bearer(&new->list, token) < 0) {
+        free(new);
+        return -ENOMEM;
+    }
+    new->before = h->newest;
+    h->newest = new;
+    return 0;
+}
+
+int ws_tcp_headers_init(struct ws_tcp_headers *h, const char *url, const char *token)
+{
+    unsigned port;
+    pthread_mutex_init(&h->lock, NULL);
+    if (token)
+        return use_token(h, token);
+    if (ws_loopback_port(url, &port))
+        h->url = url;
+    return 0;
+}
+
+void ws_tcp_headers_destroy(struct ws_tcp_headers *h)
+{
+    while (h->newest) {
+        struct ws_tcp_header_list *old = h->newest;
+        h->newest = old->before;
+        for (struct curl_slist *i = old->list; i; i = i->next)
+            sodium_memzero(i->data, strlen(i->data));
+        curl_slist_free_all(old->list);
+        free(old);
+    }
+    sodium_memzero(h->token, sizeof(h->token));
+    pthread_mutex_destroy(&h->lock);
+}
+
+/* Under lock. */
+static void look(struct ws_tcp_headers *h)
+{
+    char token[WS_TOKEN_SECRET_CHARS + 1];
+    h->looked_ns = ws_clock_ns();
+    h->was_refused = false;
+    if (ws_local_token_find(h->url, token) && strcmp(token, h->token) != 0 && use_token(h, token) == 0)
+        memcpy(h->token, token, sizeof(token));
+    sodium_memzero(token, sizeof(token));
+}
+
+struct curl_slist *ws_tcp_headers_now(struct ws_tcp_headers *h)
+{
+    pthread_mutex_lock(&h->lock);
+    if (h->url && (!h->newest || h->was_refused) && ws_clock_ns() - h->looked_ns > LOOK_NS)
+        look(h);
+    struct curl_slist *list = h->newest ? h->newest->list : NULL;
+    pthread_mutex_unlock(&h->lock);
+    return list;
+}
+
+void ws_tcp_headers_refused(struct ws_tcp_headers *h)
+{
+    pthread_mutex_lock(&h->lock);
+    h->was_refused = true;
+    pthread_mutex_unlock(&h->lock);
+}
