@@ -263,7 +263,8 @@ static int ask_for(struct ws_agent *a, const char *digest, int release, const ch
     json_t *body = json_pack("{s:s,s:s,s:i,s:s,s:s}", "mount", "a:/wsync", "uuid", uuid, "nccl", release,
                              "digest", digest, "wants", "all");
     *reply = NULL;
-    const struct ws_agent_request r = {.method = "POST", .q = &q, .body = body};
+    const struct ws_identity who = {.name = "anonymous", .is_shared = true};
+    const struct ws_agent_request r = {.who = &who, .method = "POST", .q = &q, .body = body};
     int rc = ws_sender_route(a, &r, reply, err);
     json_decref(body);
     return rc;
