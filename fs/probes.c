@@ -160,23 +160,26 @@ static void serve_nothing(void *self, struct ws_http_incoming *in, struct ws_htt
     a->json = json_pack("{s:s}", "error", "there is /healthz, /metrics and /ready/MODEL[/ENGINE][?behind=N]");
 }
 
-/* By a method that is none of theirs; nothing else can be refused. */
+/* By a method that is none of theirs; or metrics, where tokens are asked for. */
 static void refuse(void *self, const struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     (void)self;
     (void)in;
-    a->json = json_pack("{s:s}", "error", "probes are only read: GET");
+    a->json = json_pack("{s:s}", "error",
+                        a->status == 405 ? "probes are only read: GET"
+                                         : "metrics ask for the role read: Authorization: Bearer TOKEN");
 }
 
 static const struct ws_http_route routes[] = {
     WS_HTTP_ROUTE(WS_HTTP_READ, "/healthz", OPEN, serve_health),
-    WS_HTTP_ROUTE(WS_HTTP_READ, "/metrics", OPEN, serve_metrics),
+    WS_HTTP_ROUTE(WS_HTTP_READ, "/metrics", READ, serve_metrics),
     WS_HTTP_ROUTE(WS_HTTP_READ, "/ready/*", OPEN, serve_ready),
     WS_HTTP_ROUTE(WS_HTTP_READ, "*", OPEN, serve_nothing),
     {0},
 };
 
-int ws_probes_new(struct ws_probes **out, const char *listen, struct ws_control *c, struct ws_error *err)
+int ws_probes_new(struct ws_probes **out, const char *listen, const char *tokens_file, struct ws_control *c,
+                  struct ws_error *err)
 {
     struct ws_probes *p = calloc(1, sizeof(*p));
     if (!p)
@@ -184,7 +187,8 @@ int ws_probes_new(struct ws_probes **out, const char *listen, struct ws_control 
     p->control = c;
     const int rc = ws_http_server_new(&p->http,
                                       &(struct ws_http_server_options){.listen = listen,
-                                                                       .access = {.insecure = true},
+                                                                       .access = {.tokens_file = tokens_file,
+                                                                                  .insecure = true},
                                                                        .routes = routes,
                                                                        .self = p,
                                                                        .max_connections = MAX_CONNECTIONS,

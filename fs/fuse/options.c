@@ -186,6 +186,7 @@ SET_STRING(keep_fsname, fsname)
 SET_STRING(set_state, state)
 SET_STRING(set_host, host)
 SET_STRING(set_listen, listen)
+SET_STRING(set_listen_tokens, listen_tokens)
 SET_STRING(set_serve, serve.listen)
 SET_STRING(set_serve_tokens, serve.access.tokens_file)
 SET_STRING(set_serve_cert, serve.tls_cert_file)
@@ -295,6 +296,8 @@ static const struct {
      "answer probes by HTTP: /healthz, /metrics, /ready/MODEL[/ENGINE][?behind=N] (200 when the engine "
      "serves the current "
      "version); default: no"},
+    {"listen-tokens", "FILE", set_listen_tokens,
+     "/metrics of listen= asks for a token with the role read, as wsync token add writes them; default: none"},
     {"serve", "HOST:PORT", set_serve,
      "be a source for other mounts: serve what is here, and what the sources have as it arrives; default: "
      "no"},

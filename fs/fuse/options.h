@@ -21,7 +21,7 @@ struct ws_mount_options {
     gid_t gid, ctl_gid; /* (gid_t)-1: none */
     mode_t mode;        /* of files; folders get the search bits that go with it */
     unsigned deadline_ms;
-    char *log_file, *fsname, *state, *host, *listen, *files;
+    char *log_file, *fsname, *state, *host, *listen, *listen_tokens, *files;
     struct ws_tcp_server_options serve; /* listen NULL: it serves no other mounts */
     char *strings[24];                  /* owned: what the pointers above lead to */
     size_t n_strings;

@@ -303,7 +303,7 @@ def test_export_leaves_other_files():
 
 
 def test_unprivileged():
-    "another user publishes and serves without privileges: memfd, logged once"
+    "another user publishes and serves without privileges: memfd, logged once; root finds the token of that agent"
     if os.geteuid() != 0:
         pytest.skip("needs root to become another user")
     folder = checkpoint(SMALL)
@@ -316,14 +316,19 @@ def test_unprivileged():
     port, sock, log = free_port(), home + "/agent.sock", home + "/log"
     with open(log, "wb") as f:
         agent = subprocess.Popen([command, "agent", "--listen", f"127.0.0.1:{port}", "--socket", sock], user=65534, group=65534,
-                                 extra_groups=[], stdout=f, stderr=f)
+                                 extra_groups=[], stdout=f, stderr=f,
+                                 env={k: v for k, v in os.environ.items() if k != "XDG_RUNTIME_DIR"})
     at_end(agent.wait)
     at_end(agent.terminate)
     wait_for(lambda: os.path.exists(sock), "the agent")
     wsync("publish", "--agent", f"unix:{sock}", "-m", "actor", "-v", "1", folder, user=65534, group=65534, extra_groups=[],
           executable=command)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models") as r:
-        assert json.load(r)["models"][0]["newest"] == 1
+    token = f"/tmp/wsync-65534/{port}.token"
+    at_end(lambda: os.unlink(token))
+    assert (os.stat(token).st_uid, os.stat(token).st_mode & 0o777) == (65534, 0o600)
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models")
+    assert Mount(f"http://127.0.0.1:{port}").wait_version("actor", 1) is None
     with open(log) as f:
         text = f.read()
     assert text.count("memfd") == 1, text

@@ -175,7 +175,7 @@ def test_last_reader():
 def test_ports():
     "a lazily detached mount leaves its ports to its successor, and its readers keep their files"
     listen, serve = free_port(), free_port()
-    old, new, held, _, folders = detached(f"listen=127.0.0.1:{listen},serve=127.0.0.1:{serve}")
+    old, new, held, _, folders = detached(f"listen=127.0.0.1:{listen},serve=127.0.0.1:{serve},serve-insecure")
     for port, path in ((listen, "/healthz"), (serve, "/v1/models")):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20 * SLOW) as r:
             assert r.status == 200

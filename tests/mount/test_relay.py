@@ -24,7 +24,8 @@ class Relay(Mount):
     def __init__(self, source, options="", port=None, **kw):
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        super().__init__(source, f"serve=127.0.0.1:{self.port}" + (f",{options}" if options else ""), **kw)
+        open_to_all = "" if "token" in options or "serve-client-ca" in options else ",serve-insecure"
+        super().__init__(source, f"serve=127.0.0.1:{self.port}{open_to_all}" + (f",{options}" if options else ""), **kw)
 
     def get(self, path, **headers):
         with urllib.request.urlopen(urllib.request.Request(self.url + path, headers=headers), timeout=30 * SLOW) as r:
