@@ -185,16 +185,16 @@ int ws_probes_new(struct ws_probes **out, const char *listen, const char *tokens
     if (!p)
         return ws_error_set(err, ENOMEM, "no memory for the server for probes");
     p->control = c;
-    const int rc = ws_http_server_new(&p->http,
-                                      &(struct ws_http_server_options){.listen = listen,
-                                                                       .access = {.tokens_file = tokens_file,
-                                                                                  .insecure = true},
-                                                                       .routes = routes,
-                                                                       .self = p,
-                                                                       .max_connections = MAX_CONNECTIONS,
-                                                                       .idle_seconds = IDLE_SECONDS,
-                                                                       .refuse = refuse},
-                                      err);
+    const int rc = ws_http_server_new(
+        &p->http,
+        &(struct ws_http_server_options){.listen = listen,
+                                         .access = {.tokens_file = tokens_file, .insecure = true},
+                                         .routes = routes,
+                                         .self = p,
+                                         .max_connections = MAX_CONNECTIONS,
+                                         .idle_seconds = IDLE_SECONDS,
+                                         .refuse = refuse},
+        err);
     if (rc < 0) {
         free(p);
         return rc;

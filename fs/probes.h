@@ -15,8 +15,8 @@
 struct ws_probes;
 /* listen: HOST:PORT. tokens_file: whose tokens with the role read may have the metrics (access/token_table.h); NULL:
  * every client. -EADDRINUSE and what else bind says, -EINVAL. */
-WS_MUST_USE int ws_probes_new(struct ws_probes **out, const char *listen, const char *tokens_file, struct ws_control *c,
-                              struct ws_error *err);
+WS_MUST_USE int ws_probes_new(struct ws_probes **out, const char *listen, const char *tokens_file,
+                              struct ws_control *c, struct ws_error *err);
 void ws_probes_free(struct ws_probes *p); /* NULL is fine; before the control's end */
 
 #endif

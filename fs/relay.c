@@ -290,7 +290,8 @@ static int relay_no_route(void *self, const char *method, const char *path, stru
 }
 
 static int relay_route(void *self, const struct ws_identity *who, const char *method, const char *path,
-                       const char *query, const json_t *body, json_t **reply, char **text, struct ws_error *err)
+                       const char *query, const json_t *body, json_t **reply, char **text,
+                       struct ws_error *err)
 {
     struct ws_relay *r = self;
     struct ws_tcp_server_stats s;

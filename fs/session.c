@@ -218,7 +218,8 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
     if (rc < 0)
         return rc;
     ws_control_on_event(fs->control, ws_fs_poll_event, fs);
-    if (fs->options.listen && (rc = ws_probes_new(&fs->probes, fs->options.listen, fs->options.listen_tokens, fs->control, err)) < 0)
+    if (fs->options.listen && (rc = ws_probes_new(&fs->probes, fs->options.listen, fs->options.listen_tokens,
+                                                  fs->control, err)) < 0)
         return rc;
     struct ws_tcp_server_options serve = fs->options.serve;
     if (!serve.access.token && !serve.access.tokens_file)

@@ -297,15 +297,18 @@ static const struct {
      "serves the current "
      "version); default: no"},
     {"listen-tokens", "FILE", set_listen_tokens,
-     "/metrics of listen= asks for a token with the role read, as wsync token add writes them; default: none"},
+     "/metrics of listen= asks for a token with the role read, as wsync token add writes them; default: "
+     "none"},
     {"serve", "HOST:PORT", set_serve,
      "be a source for other mounts: serve what is here, and what the sources have as it arrives; default: "
      "no"},
     {"serve-token-file", "FILE", set_serve_token_file,
      "ask those mounts for the bearer token in the file's first line; default: the sources' token"},
     {"serve-tokens", "FILE", set_serve_tokens,
-     "the identities of those mounts and their roles, as wsync token add writes them; read again when it changes"},
-    {"serve-insecure", NULL, set_serve_insecure, "ask those mounts for no token: who reaches the port may read"},
+     "the identities of those mounts and their roles, as wsync token add writes them; read again when it "
+     "changes"},
+    {"serve-insecure", NULL, set_serve_insecure,
+     "ask those mounts for no token: who reaches the port may read"},
     {"serve-cert", "FILE", set_serve_cert, "serve TLS 1.3 with this PEM certificate"},
     {"serve-key", "FILE", set_serve_key, "its private key"},
     {"serve-client-ca", "FILE", set_serve_client_ca, "serve only those with a certificate signed by this CA"},

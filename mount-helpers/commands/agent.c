@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAX_ASTRAFLOW  64
+#define MAX_ASTRAFLOW 64
 
 static const struct cli_option options[] = {
     {"listen", 'l', "HOST:PORT", "serve HTTP here; default: no TCP, mounts on this host come by --socket"},
@@ -22,12 +22,15 @@ static const struct cli_option options[] = {
      "unix socket for publishers and for mounts on this host; default " WS_AGENT_SOCKET ", 'none' for none"},
     {"group", 'g', "NAME", "let this group use the socket (it may then publish and read)"},
     {"tokens", 0, "FILE",
-     "the identities of HTTP clients and their roles, as wsync token add writes them; read again when it changes"},
+     "the identities of HTTP clients and their roles, as wsync token add writes them; read again when it "
+     "changes"},
     {"token-file", 0, "FILE",
-     "ask HTTP clients for the bearer token in the file's first line: one for all, it may read, report and release"},
+     "ask HTTP clients for the bearer token in the file's first line: one for all, it may read, report and "
+     "release"},
     {"insecure", 0, NULL, "ask HTTP clients for no token: who reaches the port may read, report and release"},
     {"nodes", 0, NULL,
-     "let agents of the trainer's other nodes report here with the one token of --token-file, or with --insecure; "
+     "let agents of the trainer's other nodes report here with the one token of --token-file, or with "
+     "--insecure; "
      "with --tokens their line has the role node instead"},
     {"print-routes", 0, NULL, "print which role each route asks for, and exit"},
     {"tls-cert", 0, "FILE", "serve TLS 1.3 with this PEM certificate"},
@@ -38,7 +41,8 @@ static const struct cli_option options[] = {
      "one's "
      "agent, http://HOST:PORT"},
     {"primary-token-file", 0, "FILE", "with --primary: its bearer token; default: that of --token-file"},
-    {"primary-insecure", 0, NULL, "with --primary: send the token to http:// on another host, too, in clear text"},
+    {"primary-insecure", 0, NULL,
+     "with --primary: send the token to http:// on another host, too, in clear text"},
     {"primary-ca", 0, "FILE", "with --primary: trust this CA's certificates (PEM) for https"},
     {"primary-cert", 0, "FILE", "with --primary: show this client certificate"},
     {"primary-key", 0, "FILE", "with --primary: its private key"},

@@ -192,7 +192,8 @@ static int get_delta(void *self, const char *model, uint64_t version, const char
 
 static const struct ws_api_route *const *get_routes(void *self)
 {
-    static const struct ws_api_route table[] = {WS_API_ROUTE("POST", "/v1/{model}/{version}/loaded", REPORT), {0}};
+    static const struct ws_api_route table[] = {WS_API_ROUTE("POST", "/v1/{model}/{version}/loaded", REPORT),
+                                                {0}};
     static const struct ws_api_route *const tables[] = {table, NULL};
     (void)self;
     return tables;
@@ -204,8 +205,8 @@ static int no_route(void *self, const char *method, const char *path, struct ws_
     return ws_error_set(err, ENOENT, "no %s %s", method, path);
 }
 
-static int route(void *self, const struct ws_identity *who, const char *method, const char *path, const char *query, const json_t *body,
-                 json_t **reply, char **text, struct ws_error *err)
+static int route(void *self, const struct ws_identity *who, const char *method, const char *path,
+                 const char *query, const json_t *body, json_t **reply, char **text, struct ws_error *err)
 {
     struct memory_catalog *c = self;
     (void)who;

@@ -115,8 +115,8 @@ void world_open(struct world *w, const char *token)
     if (strcmp(w->transport, "tcp") == 0) {
         struct ws_catalog c =
             w->arriving ? memory_catalog_arriving(w->catalog) : memory_catalog_ops(w->catalog);
-        struct ws_tcp_server_options o = {
-            .listen = "127.0.0.1:0", .access = {.token = token, .insecure = !token}};
+        struct ws_tcp_server_options o = {.listen = "127.0.0.1:0",
+                                          .access = {.token = token, .insecure = !token}};
         assert_int_equal(ws_tcp_server_new(&w->tcp, &c, &o, &err), 0);
         snprintf(inner, sizeof(inner), "http://127.0.0.1:%u", ws_tcp_server_port(w->tcp));
     } else if (strcmp(w->transport, "ipc") == 0) {

@@ -39,7 +39,8 @@ static void start(struct world *w, const char *primary, bool archives)
     snprintf(w->socket, sizeof(w->socket), "%s/sock", w->dir);
     snprintf(w->url, sizeof(w->url), "unix:%s", w->socket);
     snprintf(w->archive, sizeof(w->archive), "%s/archive", w->dir);
-    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0", .tcp.access.insecure = true,
+    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0",
+                                 .tcp.access.insecure = true,
                                  .socket = w->socket,
                                  .socket_gid = (gid_t)-1,
                                  .n_threads = 2,

@@ -293,7 +293,10 @@ static void start_over(bool nodes, int audit, int warns)
     assert_true(private_folder(w.dir, sizeof(w.dir), "audit"));
     snprintf(w.socket, sizeof(w.socket), "%s/sock", w.dir);
     snprintf(w.url, sizeof(w.url), "unix:%s", w.socket);
-    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0", .tcp.access = {.insecure = true, .nodes = true}, .socket = w.socket, .socket_gid = (gid_t)-1};
+    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0",
+                                 .tcp.access = {.insecure = true, .nodes = true},
+                                 .socket = w.socket,
+                                 .socket_gid = (gid_t)-1};
     if (ws_agent_new(&w.agent, &o, &err))
         fail_msg("%s", err.text);
     snprintf(http, sizeof(http), "http://127.0.0.1:%u", ws_agent_port(w.agent));

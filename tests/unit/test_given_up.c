@@ -149,7 +149,8 @@ static void start(void)
     for (unsigned i = 0; i < 2; i++) {
         snprintf(w.sockets[i], sizeof(w.sockets[i]), "%s/%u", w.dir, i);
         snprintf(w.urls[i], sizeof(w.urls[i]), "unix:%s", w.sockets[i]);
-        struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0", .tcp.access = {.insecure = true, .nodes = true},
+        struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0",
+                                     .tcp.access = {.insecure = true, .nodes = true},
                                      .socket = w.sockets[i],
                                      .socket_gid = (gid_t)-1,
                                      .n_threads = 1,

@@ -94,7 +94,8 @@ static wsync_publisher *open_model(const char *model, int gpu_delta)
 static void start_agent(void)
 {
     struct ws_error err = {0};
-    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0", .tcp.access.insecure = true,
+    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0",
+                                 .tcp.access.insecure = true,
                                  .socket = w.socket,
                                  .socket_gid = (gid_t)-1,
                                  .n_threads = 2,

@@ -70,7 +70,8 @@ static void start(void)
     GPU_CHECK(private_folder(w.dir, sizeof(w.dir), "gpu"), "no folder");
     snprintf(socket, sizeof(socket), "%s/sock", w.dir);
     snprintf(w.url, sizeof(w.url), "unix:%s", socket);
-    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0", .tcp.access.insecure = true,
+    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0",
+                                 .tcp.access.insecure = true,
                                  .socket = socket,
                                  .socket_gid = (gid_t)-1,
                                  .memory_bytes = w.memory,
@@ -509,7 +510,8 @@ static void killed(void)
             publish(w.gpu, w.at_gpu, v);
         _exit(0);
     }
-    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0", .tcp.access.insecure = true, .socket = socket, .socket_gid = (gid_t)-1};
+    struct ws_agent_options o = {
+        .tcp.listen = "127.0.0.1:0", .tcp.access.insecure = true, .socket = socket, .socket_gid = (gid_t)-1};
     GPU_CHECK(ws_agent_new(&w.agent, &o, &err) == 0, "%s", err.text);
     GPU_CHECK(write(ready[1], "", 1) == 1, "no child");
     int status;

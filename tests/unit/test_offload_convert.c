@@ -47,7 +47,8 @@ static void start(struct world *w)
     assert_true(private_folder(w->dir, sizeof(w->dir), "convert"));
     snprintf(socket, sizeof(socket), "%s/sock", w->dir);
     snprintf(w->url, sizeof(w->url), "unix:%s", socket);
-    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0", .tcp.access.insecure = true, .socket = socket, .socket_gid = (gid_t)-1};
+    struct ws_agent_options o = {
+        .tcp.listen = "127.0.0.1:0", .tcp.access.insecure = true, .socket = socket, .socket_gid = (gid_t)-1};
     if (ws_agent_new(&w->agent, &o, &err))
         fail_msg("%s", err.text);
     wsync_config c = {.struct_size = sizeof(c), .agent = w->url, .model = "m", .n_threads = 2};

@@ -42,8 +42,11 @@ static void start(struct world *w)
     assert_true(private_folder(w->dir, sizeof(w->dir), "life"));
     snprintf(w->socket, sizeof(w->socket), "%s/sock", w->dir);
     snprintf(w->url, sizeof(w->url), "unix:%s", w->socket);
-    struct ws_agent_options o = {
-        .tcp.listen = "127.0.0.1:0", .tcp.access.insecure = true, .socket = w->socket, .socket_gid = (gid_t)-1, .n_threads = 2};
+    struct ws_agent_options o = {.tcp.listen = "127.0.0.1:0",
+                                 .tcp.access.insecure = true,
+                                 .socket = w->socket,
+                                 .socket_gid = (gid_t)-1,
+                                 .n_threads = 2};
     if (ws_agent_new(&w->agent, &o, &err))
         fail_msg("%s", err.text);
     snprintf(w->http, sizeof(w->http), "http://127.0.0.1:%u", ws_agent_port(w->agent));

@@ -2,6 +2,7 @@
 #include "transports/access/local_token.h"
 #include "transports/access/token_table.h"
 #include "transports/base/clock.h"
+#include "transports/base/entry.h"
 #include "transports/base/log.h"
 #include <errno.h>
 #include <pthread.h>
@@ -9,17 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
 
 #define LOOK_NS WS_SECOND_NS /* between looks whether the tokens file has changed */
-
-/* What tells one content of a file from another. */
-struct stamp {
-    dev_t dev;
-    ino_t ino;
-    off_t size;
-    struct timespec changed;
-};
 
 struct ws_access {
     struct ws_access_options o; /* its strings are the access's own */
@@ -29,24 +21,9 @@ struct ws_access {
     pthread_mutex_t lock;
     /* guarded by lock */
     struct ws_token_table table;
-    struct stamp stamp; /* of what was read, or refused, last */
+    struct ws_stamp stamp; /* of what was read, or refused, last */
     uint64_t looked_ns;
 };
-
-static struct stamp stamp_of(const char *path)
-{
-    struct stat st;
-    struct stamp s = {0};
-    if (stat(path, &st) == 0)
-        s = (struct stamp){st.st_dev, st.st_ino, st.st_size, st.st_ctim};
-    return s;
-}
-
-static bool is_same(const struct stamp *a, const struct stamp *b)
-{
-    return a->dev == b->dev && a->ino == b->ino && a->size == b->size &&
-           a->changed.tv_sec == b->changed.tv_sec && a->changed.tv_nsec == b->changed.tv_nsec;
-}
 
 /* Under lock. A file that cannot be read leaves what was read before. */
 static void look_again(struct ws_access *a)
@@ -57,8 +34,9 @@ static void look_again(struct ws_access *a)
     if (!a->o.tokens_file || now - a->looked_ns < LOOK_NS)
         return;
     a->looked_ns = now;
-    const struct stamp stamp = stamp_of(a->o.tokens_file); /* before reading: what changes meanwhile is seen again */
-    if (is_same(&stamp, &a->stamp))
+    const struct ws_stamp stamp =
+        ws_stamp_of(a->o.tokens_file); /* before reading: what changes meanwhile is seen again */
+    if (ws_stamp_equal(&stamp, &a->stamp))
         return;
     a->stamp = stamp;
     if (ws_token_table_read(&table, a->o.tokens_file, &err) < 0) {
@@ -84,7 +62,7 @@ int ws_access_new(struct ws_access **out, const struct ws_access_options *o, str
     if (o->tokens_file && !(a->o.tokens_file = strdup(o->tokens_file)))
         rc = ws_error_set(err, ENOMEM, "no memory for a server's tokens");
     if (rc == 0 && a->o.tokens_file) {
-        a->stamp = stamp_of(a->o.tokens_file);
+        a->stamp = ws_stamp_of(a->o.tokens_file);
         a->looked_ns = ws_clock_ns();
         rc = ws_token_table_read(&a->table, a->o.tokens_file, err);
     }
@@ -118,7 +96,8 @@ int ws_access_make_local(struct ws_access *a, unsigned port, struct ws_error *er
     if (rc < 0)
         return rc;
     a->has_local = true;
-    snprintf(a->hint, sizeof(a->hint), "; the one that this server made for this host is in %s", a->local_path);
+    snprintf(a->hint, sizeof(a->hint), "; the one that this server made for this host is in %s",
+             a->local_path);
     return 0;
 }
 

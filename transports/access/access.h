@@ -9,7 +9,7 @@ struct ws_access_options {
     const char *tokens_file; /* token_table.h; NULL: none */
     const char *token;       /* one shared token, as wsync 0.1 has; NULL: none */
     bool insecure;           /* without one of the above: a client without an identity is "anonymous" */
-    bool nodes;              /* the shared token, and anonymous clients, may report as another node's agent, too */
+    bool nodes; /* the shared token, and anonymous clients, may report as another node's agent, too */
     /* A server on loopback that has nothing of the above makes a token, and puts it where the clients of this host
      * look for it (local_token.h). Without this, and without the above, no client has an identity. */
     bool makes_local_token;

@@ -9,7 +9,7 @@
 static bool is_reserved(const char *text, size_t n)
 {
     static const char *const names[] = {WS_IDENTITY_ANYBODY, WS_IDENTITY_SHARED, WS_IDENTITY_LOCAL},
-                            *const prefixes[] = {WS_IDENTITY_CERT, WS_IDENTITY_UID};
+                             *const prefixes[] = {WS_IDENTITY_CERT, WS_IDENTITY_UID};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (strlen(names[i]) == n && memcmp(names[i], text, n) == 0)
             return true;
@@ -65,7 +65,8 @@ const char *ws_identity_owner(const struct ws_identity *i)
 void ws_identity_of_uid(uid_t uid, struct ws_identity *out)
 {
     const bool own = uid == 0 || uid == geteuid();
-    *out = (struct ws_identity){.is_shared = true, .roles = own ? WS_ROLES_ALL : WS_ROLES_OF_CLIENTS | WS_ROLE_PUBLISH};
+    *out = (struct ws_identity){.is_shared = true,
+                                .roles = own ? WS_ROLES_ALL : WS_ROLES_OF_CLIENTS | WS_ROLE_PUBLISH};
     snprintf(out->name, sizeof(out->name), WS_IDENTITY_UID "%u", (unsigned)uid);
 }
 
@@ -79,11 +80,13 @@ int ws_identity_check(const struct ws_identity *i, unsigned role, const char *mo
         return ws_error_set(err, EACCES, "%.200s asks for the role %s, and nothing says who this is", what,
                             ws_role_name(role));
     if (!(i->roles & role))
-        return ws_error_set(err, EPERM,
-                            "%.200s asks for the role %s; %s has %s: an operator adds roles in the tokens file "
-                            "(wsync token add)",
-                            what, ws_role_name(role), i->name, ws_roles_print(i->roles, roles));
+        return ws_error_set(
+            err, EPERM,
+            "%.200s asks for the role %s; %s has %s: an operator adds roles in the tokens file "
+            "(wsync token add)",
+            what, ws_role_name(role), i->name, ws_roles_print(i->roles, roles));
     if (model && !ws_identity_has_all_models(i) && (!model[0] || !ws_identity_may_use(i, model)))
-        return ws_error_set(err, EPERM, "%.200s is not for %s, which may use %s only", what, i->name, i->models);
+        return ws_error_set(err, EPERM, "%.200s is not for %s, which may use %s only", what, i->name,
+                            i->models);
     return 0;
 }

@@ -19,7 +19,7 @@
 
 struct ws_identity {
     char name[WS_IDENTITY_CHARS + 1]; /* empty: it is not known who this is */
-    bool is_shared; /* many have it: the name does not tell one mount from another */
+    bool is_shared;                   /* many have it: the name does not tell one mount from another */
     unsigned roles;
     char models[WS_MODELS_CHARS + 1]; /* patterns with commas between: actor*,critic; empty: all models */
 };

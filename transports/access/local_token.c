@@ -21,7 +21,8 @@ static int check_folder(const char *path, uid_t owner, struct ws_error *err)
     if (lstat(path, &st) != 0)
         return ws_error_set(err, errno, "cannot look at %s: %s", path, strerror(errno));
     if (!S_ISDIR(st.st_mode) || (st.st_uid != owner && st.st_uid != 0))
-        return ws_error_set(err, EPERM, "%s is not a folder of this account's: another one may have made it", path);
+        return ws_error_set(err, EPERM, "%s is not a folder of this account's: another one may have made it",
+                            path);
     if (st.st_mode & S_IWOTH || (st.st_mode & S_IWGRP && st.st_gid != 0))
         return ws_error_set(err, EPERM, "other accounts may write the folder %s: chmod go-w it", path);
     return 0;
@@ -85,7 +86,8 @@ int ws_local_token_make(unsigned port, char path[WS_LOCAL_TOKEN_PATH], struct ws
     char folder[WS_LOCAL_TOKEN_PATH], line[WS_TOKEN_SECRET_CHARS + 2];
     int rc = ws_local_folder(folder, err);
     if (rc < 0)
-        return ws_error_prefix(err, "there is no place for the token of this server: give --tokens FILE, or --insecure");
+        return ws_error_prefix(
+            err, "there is no place for the token of this server: give --tokens FILE, or --insecure");
     snprintf(path, WS_LOCAL_TOKEN_PATH, "%.230s/%u.token", folder, port);
     if (!read_token(path, geteuid(), line)) {
         ws_token_secret_new(line);
@@ -96,7 +98,8 @@ int ws_local_token_make(unsigned port, char path[WS_LOCAL_TOKEN_PATH], struct ws
     if (rc == 0)
         ws_token_hash(line, hash);
     sodium_memzero(line, sizeof(line));
-    return rc < 0 ? ws_error_set(err, -rc, "cannot write the token of this server to %s: %s", path, strerror(-rc))
+    return rc < 0 ? ws_error_set(err, -rc, "cannot write the token of this server to %s: %s", path,
+                                 strerror(-rc))
                   : 0;
 }
 

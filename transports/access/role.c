@@ -5,7 +5,7 @@
 static const struct {
     unsigned role;
     const char *name;
-} table[] = {{WS_ROLE_OPEN, "open"},       {WS_ROLE_READ, "read"}, {WS_ROLE_REPORT, "report"},
+} table[] = {{WS_ROLE_OPEN, "open"},       {WS_ROLE_READ, "read"},       {WS_ROLE_REPORT, "report"},
              {WS_ROLE_RELEASE, "release"}, {WS_ROLE_PUBLISH, "publish"}, {WS_ROLE_NODE, "node"},
              {WS_ROLE_ADMIN, "admin"}};
 #define N_ROLES (sizeof(table) / sizeof(table[0]))
@@ -32,7 +32,8 @@ char *ws_roles_print(unsigned roles, char out[WS_ROLES_TEXT])
 static unsigned find(const char *word, size_t n)
 {
     for (size_t i = 0; i < N_ROLES; i++)
-        if (table[i].role != WS_ROLE_OPEN && strlen(table[i].name) == n && memcmp(table[i].name, word, n) == 0)
+        if (table[i].role != WS_ROLE_OPEN && strlen(table[i].name) == n &&
+            memcmp(table[i].name, word, n) == 0)
             return table[i].role;
     return 0;
 }

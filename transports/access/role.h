@@ -26,8 +26,8 @@ enum ws_role {
 #define WS_ROLES_OF_CLIENTS ((unsigned)(WS_ROLE_READ | WS_ROLE_REPORT | WS_ROLE_RELEASE))
 #define WS_ROLES_ALL        ((unsigned)(WS_ROLES_OF_CLIENTS | WS_ROLE_PUBLISH | WS_ROLE_NODE | WS_ROLE_ADMIN))
 
-#define WS_ROLES_TEXT 64                         /* room for the names of all */
-const char *ws_role_name(unsigned role);         /* of one; "" where it is none, or several */
+#define WS_ROLES_TEXT 64                 /* room for the names of all */
+const char *ws_role_name(unsigned role); /* of one; "" where it is none, or several */
 /* "read,report", in the order above; "none" where there is none. Returns out. */
 char *ws_roles_print(unsigned roles, char out[WS_ROLES_TEXT]);
 /* The first n bytes of text, names with commas between. `open` is of routes alone. -EINVAL: a word is no role. */

@@ -11,8 +11,8 @@ _Static_assert(WS_TOKEN_SECRET_CHARS == sizeof(SECRET_PREFIX) - 1 + (SECRET_BYTE
 
 void ws_token_hash(const char *secret, struct ws_token_hash *out)
 {
-    (void)crypto_generichash(out->bytes, sizeof(out->bytes), (const unsigned char *)secret, strlen(secret), NULL,
-                             0);
+    (void)crypto_generichash(out->bytes, sizeof(out->bytes), (const unsigned char *)secret, strlen(secret),
+                             NULL, 0);
 }
 
 void ws_token_hash_print(const struct ws_token_hash *h, char out[WS_TOKEN_HASH_CHARS + 1])
@@ -26,7 +26,8 @@ bool ws_token_hash_parse(const char *text, size_t n, struct ws_token_hash *out)
     size_t bytes = 0;
     const size_t prefix = strlen(PREFIX);
     return n == WS_TOKEN_HASH_CHARS && memcmp(text, PREFIX, prefix) == 0 &&
-           sodium_hex2bin(out->bytes, sizeof(out->bytes), text + prefix, n - prefix, NULL, &bytes, NULL) == 0 &&
+           sodium_hex2bin(out->bytes, sizeof(out->bytes), text + prefix, n - prefix, NULL, &bytes, NULL) ==
+               0 &&
            bytes == sizeof(out->bytes);
 }
 
@@ -40,7 +41,7 @@ void ws_token_secret_new(char out[WS_TOKEN_SECRET_CHARS + 1])
     unsigned char random[SECRET_BYTES];
     randombytes_buf(random, sizeof(random));
     char *at = stpcpy(out, SECRET_PREFIX);
-    (void)sodium_bin2base64(at, WS_TOKEN_SECRET_CHARS + 1 - (sizeof(SECRET_PREFIX) - 1), random, sizeof(random),
-                            sodium_base64_VARIANT_URLSAFE_NO_PADDING);
+    (void)sodium_bin2base64(at, WS_TOKEN_SECRET_CHARS + 1 - (sizeof(SECRET_PREFIX) - 1), random,
+                            sizeof(random), sodium_base64_VARIANT_URLSAFE_NO_PADDING);
     sodium_memzero(random, sizeof(random));
 }

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define WS_TOKEN_HASH_BYTES 32
-#define WS_TOKEN_HASH_CHARS 72 /* "blake2b:" and 64 hex digits */
+#define WS_TOKEN_HASH_BYTES   32
+#define WS_TOKEN_HASH_CHARS   72 /* "blake2b:" and 64 hex digits */
 #define WS_TOKEN_SECRET_CHARS 49 /* "wsync_" and 43 of base64 */
 
 struct ws_token_hash {

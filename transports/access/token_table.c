@@ -42,8 +42,8 @@ static int parse_line(const struct word *w, size_t n, struct ws_token_line *out,
                             (int)w[0].n, w[0].text);
     out->has_hash = hash.n != 1 || hash.text[0] != '-';
     if (out->has_hash && !ws_token_hash_parse(hash.text, hash.n, &out->hash))
-        return ws_error_set(err, EINVAL, "%.*s ends in no hash (blake2b: and 64 hex digits, or -)", (int)w[0].n,
-                            w[0].text);
+        return ws_error_set(err, EINVAL, "%.*s ends in no hash (blake2b: and 64 hex digits, or -)",
+                            (int)w[0].n, w[0].text);
     memcpy(out->identity.name, w[0].text, w[0].n);
     if (n == MOST_WORDS)
         memcpy(out->identity.models, w[2].text, w[2].n);
@@ -88,7 +88,8 @@ int ws_token_table_parse(struct ws_token_table *out, const char *path, const cha
         struct ws_token_line line;
         rc = parse_line(words, n_words, &line, err);
         if (rc == 0 && (rc = ws_token_lines_append_most(&out->lines, line, WS_MAX_TOKENS)) < 0)
-            (void)ws_error_set(err, -rc, rc == -E2BIG ? "it has more than %d tokens" : "no memory", WS_MAX_TOKENS);
+            (void)ws_error_set(err, -rc, rc == -E2BIG ? "it has more than %d tokens" : "no memory",
+                               WS_MAX_TOKENS);
         if (rc < 0) {
             char where[300];
             snprintf(where, sizeof(where), "the tokens file %.200s, line %u", path, number);

@@ -177,6 +177,12 @@ struct ws_stamp ws_stamp_from_stat(const struct stat *st)
                              ns_of(&st->st_ctim)};
 }
 
+struct ws_stamp ws_stamp_of(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 ? ws_stamp_from_stat(&st) : (struct ws_stamp){0};
+}
+
 bool ws_stamp_equal(const struct ws_stamp *a, const struct ws_stamp *b)
 {
     return a->dev == b->dev && a->ino == b->ino && a->size_bytes == b->size_bytes &&

@@ -22,6 +22,7 @@ struct ws_stamp {
     uint64_t dev, ino, size_bytes, mtime_ns, ctime_ns;
 };
 struct ws_stamp ws_stamp_from_stat(const struct stat *st);
+struct ws_stamp ws_stamp_of(const char *path); /* follows links; zeroed where there is no such file */
 bool ws_stamp_equal(const struct ws_stamp *a, const struct ws_stamp *b);
 
 #endif

@@ -63,7 +63,8 @@ static void identify(struct ws_http_incoming *in)
     check_certificate(in);
     if (!in->lacks)
         ws_access_identify(in->server->access, ws_http_header(in, "Authorization"),
-                           c && c->is_verified ? c->names.ptr : NULL, c && c->is_verified ? c->names.n : 0, &in->who);
+                           c && c->is_verified ? c->names.ptr : NULL, c && c->is_verified ? c->names.n : 0,
+                           &in->who);
     in->need = (struct ws_http_need){.role = in->route ? in->route->role : WS_ROLE_READ};
     if (in->route && in->route->need)
         in->route->need(in->server->o.self, in, &in->need);
@@ -89,7 +90,8 @@ static int check_role(const struct ws_http_incoming *in, struct ws_error *err)
     char what[200];
     snprintf(what, sizeof(what), "%.16s %.180s", in->method_name, in->target);
     ws_text_clean(what);
-    return ws_identity_check(&in->who, in->need.role, in->need.is_of_models ? in->need.model : NULL, what, err);
+    return ws_identity_check(&in->who, in->need.role, in->need.is_of_models ? in->need.model : NULL, what,
+                             err);
 }
 
 /* Refusals are logged, but not as fast as a client can cause them. */

@@ -30,10 +30,10 @@ struct ws_http_incoming {
     char *target, *query; /* path and query as sent, percent-encoded; NULL: no query */
     const char *path;     /* decoded, without the query */
     const char *method_name;
-    unsigned method;      /* one of enum ws_http_methods */
-    struct ws_bytes body; /* empty: none */
-    json_t *json;         /* of ws_http_json; a handler may put something else there */
-    void *own;            /* its handler's */
+    unsigned method;        /* one of enum ws_http_methods */
+    struct ws_bytes body;   /* empty: none */
+    json_t *json;           /* of ws_http_json; a handler may put something else there */
+    void *own;              /* its handler's */
     struct ws_identity who; /* its client; the name is empty where nothing says that */
 
     /* The server's own. */
@@ -44,7 +44,8 @@ struct ws_http_incoming {
     const char *lacks;                 /* what its client's certificate does; NULL: nothing */
     bool is_too_large, is_counted;
     struct ws_http_need need;
-    bool is_unauthenticated; /* no identity, and the server limits such requests: its body is read and dropped */
+    bool
+        is_unauthenticated; /* no identity, and the server limits such requests: its body is read and dropped */
 };
 
 const char *ws_http_header(const struct ws_http_incoming *in, const char *name);   /* or NULL */

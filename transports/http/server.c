@@ -86,8 +86,8 @@ static int start(struct ws_http_server *s, struct ws_error *err)
         rc = ws_access_new(&s->access, &o->access, err);
     if (rc == 0) {
         const bool asks = ws_access_asks(s->access) || ws_http_tls_has_client_ca(s->tls);
-        rc = ws_http_listener_new(&s->listener, o->listen, asks || o->access.insecure, o->max_connections, &s->port,
-                                  err);
+        rc = ws_http_listener_new(&s->listener, o->listen, asks || o->access.insecure, o->max_connections,
+                                  &s->port, err);
         if (rc == 0 && !asks)
             rc = ws_access_make_local(s->access, s->port, err);
     }

@@ -25,11 +25,14 @@ struct ws_http_route {
     void (*need)(void *self, struct ws_http_incoming *in, struct ws_http_need *need);
 };
 /* A line of a table of routes. It names its role (READ, OPEN, ...), or does not compile. */
-#define WS_HTTP_ROUTE(methods, path, role, serve) {methods, path, WS_ROLE_##role, serve, NULL}
+#define WS_HTTP_ROUTE(methods, path, role, serve)                                                            \
+    {                                                                                                        \
+        methods, path, WS_ROLE_##role, serve, NULL                                                           \
+    }
 
 /* A function that is NULL is not called. All may be called on several threads at once. */
 struct ws_http_server_options {
-    const char *listen;                                            /* "HOST:PORT", "[V6]:PORT", port 0: any */
+    const char *listen; /* "HOST:PORT", "[V6]:PORT", port 0: any */
     /* Who its clients are. Without a token of any kind, and without insecure, it listens on loopback only. */
     struct ws_access_options access;
     const char *tls_cert_file, *tls_key_file, *tls_client_ca_file; /* NULL: plain */

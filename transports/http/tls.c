@@ -1,5 +1,6 @@
 #include "transports/http/tls.h"
 #include "transports/base/clock.h"
+#include "transports/base/entry.h"
 #include "transports/base/log.h"
 #include "transports/base/state_file.h"
 #include <errno.h>
@@ -11,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #define LOOK_NS WS_SECOND_NS /* between looks whether the files have changed */
 #define N_FILES 3
@@ -21,19 +21,13 @@ struct ws_http_credentials {
     gnutls_certificate_credentials_t c;
 };
 
-/* What tells one content of the files from another. */
-struct stamp {
-    ino_t ino[N_FILES];
-    struct timespec changed[N_FILES];
-};
-
 struct ws_http_tls {
-    char *path[N_FILES];       /* cert, key, client_ca; NULL: none */
-    char *cert_pem, *key_pem;  /* of the first reading */
+    char *path[N_FILES];      /* cert, key, client_ca; NULL: none */
+    char *cert_pem, *key_pem; /* of the first reading */
     pthread_mutex_t lock;
     /* guarded by lock */
     struct ws_http_credentials *current;
-    struct stamp stamp; /* of what was read, or refused, last */
+    struct ws_stamp stamp[N_FILES]; /* of what was read, or refused, last */
     uint64_t looked_ns;
 };
 
@@ -91,7 +85,7 @@ static int read_credentials(struct ws_http_tls *tls, bool first, struct ws_http_
 {
     char *pem[N_FILES] = {NULL};
     struct ws_http_credentials *new = calloc(1, sizeof(*new));
-    int rc = new && gnutls_certificate_allocate_credentials(&new->c) == 0
+    int rc = new &&gnutls_certificate_allocate_credentials(&new->c) == 0
                  ? 0
                  : ws_error_set(err, ENOMEM, "no memory for TLS");
     for (size_t i = 0; rc == 0 && i < N_FILES; i++)
@@ -116,26 +110,16 @@ static int read_credentials(struct ws_http_tls *tls, bool first, struct ws_http_
     return rc;
 }
 
-static struct stamp stamp_of(const struct ws_http_tls *tls)
+/* False: the files are what they were. */
+static bool note_stamps(struct ws_http_tls *tls)
 {
-    struct stamp s = {0};
-    struct stat st;
+    bool changed = false;
     for (size_t i = 0; i < N_FILES; i++) {
-        if (!tls->path[i] || stat(tls->path[i], &st) != 0)
-            continue;
-        s.ino[i] = st.st_ino;
-        s.changed[i] = st.st_ctim;
+        const struct ws_stamp now = tls->path[i] ? ws_stamp_of(tls->path[i]) : (struct ws_stamp){0};
+        changed = changed || !ws_stamp_equal(&now, &tls->stamp[i]);
+        tls->stamp[i] = now;
     }
-    return s;
-}
-
-static bool is_same(const struct stamp *a, const struct stamp *b)
-{
-    bool same = true;
-    for (size_t i = 0; i < N_FILES; i++)
-        same = same && a->ino[i] == b->ino[i] && a->changed[i].tv_sec == b->changed[i].tv_sec &&
-               a->changed[i].tv_nsec == b->changed[i].tv_nsec;
-    return same;
+    return changed;
 }
 
 /* Under lock. */
@@ -157,10 +141,8 @@ static void look_again(struct ws_http_tls *tls)
     if (now - tls->looked_ns < LOOK_NS)
         return;
     tls->looked_ns = now;
-    const struct stamp stamp = stamp_of(tls); /* before reading: what changes meanwhile is seen again */
-    if (is_same(&stamp, &tls->stamp))
+    if (!note_stamps(tls)) /* before reading: what changes meanwhile is seen again */
         return;
-    tls->stamp = stamp;
     if (read_credentials(tls, false, &new, &err) < 0) {
         ws_log(WS_LOG_WARN, "http", "the TLS files of before hold on: %s", err.text);
         return;
@@ -189,7 +171,7 @@ int ws_http_tls_new(struct ws_http_tls **out, const struct ws_http_tls_files *fi
         if (paths[i] && !(tls->path[i] = strdup(paths[i])))
             rc = ws_error_set(err, ENOMEM, "no memory for TLS");
     if (rc == 0) {
-        tls->stamp = stamp_of(tls);
+        (void)note_stamps(tls);
         tls->looked_ns = ws_clock_ns();
         rc = read_credentials(tls, true, &tls->current, err);
     }

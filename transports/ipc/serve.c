@@ -220,8 +220,8 @@ static void serve_unmap(struct client *c, const struct ws_api_request *q)
 /* --- requests --- */
 
 /* What the peer's account may do with the catalog. */
-static int check_route(const struct client *c, const char *method, const char *path, const struct ws_api_request *q,
-                       struct ws_error *err)
+static int check_route(const struct client *c, const char *method, const char *path,
+                       const struct ws_api_request *q, struct ws_error *err)
 {
     const struct ws_catalog *cat = &c->server->catalog;
     const struct ws_api_route *r =

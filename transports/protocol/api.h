@@ -46,10 +46,10 @@ struct ws_api_request {
     char verb[32]; /* WS_API_OTHER: what is asked of the model or version; may be empty */
     char lineage[WS_LINEAGE_CHARS + 1]; /* empty: live lineage */
     char file[WS_MAX_NAME + 1];
-    char mount_id[WS_MOUNT_ID_CHARS + 1]; /* of &who=; empty: the peer is no mount */
+    char mount_id[WS_MOUNT_ID_CHARS + 1];  /* of &who=; empty: the peer is no mount */
     char on_behalf[WS_IDENTITY_CHARS + 1]; /* of &as=: a node's agent passes on what this identity sent it */
-    bool copy, copies;                    /* WS_API_MAP */
-    struct ws_version_id base;            /* WS_API_DELTA; run empty: the version's own lineage */
+    bool copy, copies;                     /* WS_API_MAP */
+    struct ws_version_id base;             /* WS_API_DELTA; run empty: the version's own lineage */
     unsigned part, parts, level;
     uint64_t since;
     unsigned timeout_ms;

@@ -42,18 +42,18 @@ static bool fits(const char *pattern, const char *path)
 /* The pattern of a request for a model, from its parts, which alone decide what a handler does with it. */
 static void print_shape(const struct ws_api_request *q, char out[96])
 {
-    static const char *const verbs[] = {[WS_API_EVENTS] = "events", [WS_API_MANIFEST] = "manifest",
-                                        [WS_API_DELTAS] = "deltas", [WS_API_DELTA] = "delta",
-                                        [WS_API_FILE] = "files/{file}", [WS_API_MAP] = "map",
-                                        [WS_API_UNMAP] = "unmap"};
+    static const char *const verbs[] = {
+        [WS_API_EVENTS] = "events", [WS_API_MANIFEST] = "manifest", [WS_API_DELTAS] = "deltas",
+        [WS_API_DELTA] = "delta",   [WS_API_FILE] = "files/{file}", [WS_API_MAP] = "map",
+        [WS_API_UNMAP] = "unmap"};
     const char *verb = q->kind == WS_API_OTHER ? q->verb : q->kind == WS_API_MODELS ? "" : verbs[q->kind];
     *out = 0;
     if (q->model[0] && verb[0])
         snprintf(out, 96, "/v1/{model}%s/%s", q->has_version ? "/{version}" : "", verb);
 }
 
-static const struct ws_api_route *find_in(const struct ws_api_route *table, const char *method, const char *path,
-                                          const char *shape, bool of_model)
+static const struct ws_api_route *find_in(const struct ws_api_route *table, const char *method,
+                                          const char *path, const char *shape, bool of_model)
 {
     for (const struct ws_api_route *r = table; r->method; r++)
         if (strcmp(r->method, method) == 0 && is_of_model(r) == of_model &&

@@ -12,8 +12,14 @@ struct ws_api_route {
     bool filters; /* its handler answers with what the client may use, or looks at the models in the body */
 };
 /* A line of a table names its role (READ, REPORT, ...), or does not compile. A table ends with {0}. */
-#define WS_API_ROUTE(method, pattern, role)         {method, pattern, WS_ROLE_##role, false}
-#define WS_API_ROUTE_FILTERS(method, pattern, role) {method, pattern, WS_ROLE_##role, true}
+#define WS_API_ROUTE(method, pattern, role)                                                                  \
+    {                                                                                                        \
+        method, pattern, WS_ROLE_##role, false                                                               \
+    }
+#define WS_API_ROUTE_FILTERS(method, pattern, role)                                                          \
+    {                                                                                                        \
+        method, pattern, WS_ROLE_##role, true                                                                \
+    }
 
 extern const struct ws_api_route ws_api_routes[]; /* of versions: every catalog has them */
 

@@ -69,8 +69,8 @@ struct ws_catalog_ops {
      * parsed JSON (borrowed). *reply: JSON to send (new reference) or NULL, else *text: malloc'ed text/plain
      * (metrics). Returns 0, or -errno for the HTTP status: ENOENT 404, EINVAL 400, ESTALE 410, EBUSY 409, EAGAIN
      * 503, EPERM 403. */
-    int (*route)(void *self, const struct ws_identity *who, const char *method, const char *path, const char *query, const json_t *body,
-                 json_t **reply, char **text, struct ws_error *err);
+    int (*route)(void *self, const struct ws_identity *who, const char *method, const char *path,
+                 const char *query, const json_t *body, json_t **reply, char **text, struct ws_error *err);
     /* The error for a request that is none of its routes: what it is instead, or where to look. */
     int (*no_route)(void *self, const char *method, const char *path, struct ws_error *err);
 };

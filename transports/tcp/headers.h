@@ -11,14 +11,15 @@
 #include <stdint.h>
 
 struct ws_tcp_header_list {
-    struct ws_tcp_header_list *before; /* with the token of before: transfers may use it until the source is closed */
+    struct ws_tcp_header_list
+        *before; /* with the token of before: transfers may use it until the source is closed */
     struct curl_slist *list;
 };
 struct ws_tcp_headers {
     const char *url; /* borrowed; NULL: no token is looked for */
     pthread_mutex_t lock;
     /* guarded by lock */
-    struct ws_tcp_header_list *newest; /* NULL: none */
+    struct ws_tcp_header_list *newest;     /* NULL: none */
     char token[WS_TOKEN_SECRET_CHARS + 1]; /* that was found */
     uint64_t looked_ns;
     bool was_refused;
@@ -26,7 +27,7 @@ struct ws_tcp_headers {
 
 /* -ENOMEM; destroy is for that, too. url stays. */
 WS_MUST_USE int ws_tcp_headers_init(struct ws_tcp_headers *h, const char *url, const char *token);
-void ws_tcp_headers_destroy(struct ws_tcp_headers *h); /* wipes them */
+void ws_tcp_headers_destroy(struct ws_tcp_headers *h);           /* wipes them */
 struct curl_slist *ws_tcp_headers_now(struct ws_tcp_headers *h); /* stays until destroy */
 void ws_tcp_headers_refused(struct ws_tcp_headers *h);           /* the source answered 401 */
 

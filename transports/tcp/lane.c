@@ -53,8 +53,7 @@ int ws_tcp_lane_set_up(struct ws_tcp_lane *l, const char *path, struct ws_tcp_gu
     char url[WS_MAX_URL + WS_API_PATH_BYTES];
     snprintf(url, sizeof(url), "%s%s", source->url, path);
     l->transfer = (struct ws_http_transfer){.url = url};
-    CURLcode bad =
-        ws_tcp_set_up(l->curl, (struct ws_tcp_source *)source, &l->transfer, l->why, guard) < 0;
+    CURLcode bad = ws_tcp_set_up(l->curl, (struct ws_tcp_source *)source, &l->transfer, l->why, guard) < 0;
     l->transfer.url = NULL; /* curl has its own copy */
     bad |= curl_easy_setopt(l->curl, CURLOPT_BUFFERSIZE, BUFFER_BYTES);
     bad |= curl_easy_setopt(l->curl, CURLOPT_LOW_SPEED_LIMIT, 1L);

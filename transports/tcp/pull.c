@@ -36,10 +36,11 @@ static int tcp_open(const char *url, const struct ws_source_options *o, struct w
         return rc;
     const bool is_local = ws_loopback_port(url, &port);
     if (o->token && !is_local && !o->insecure && strncmp(url, "https://", 8) != 0)
-        return ws_error_set(err, EACCES,
-                            "the token would go to %.200s in clear text, for all to read on the way: write https://, "
-                            "or say insecure where the network is trusted",
-                            url);
+        return ws_error_set(
+            err, EACCES,
+            "the token would go to %.200s in clear text, for all to read on the way: write https://, "
+            "or say insecure where the network is trusted",
+            url);
     struct ws_tcp_source *s = calloc(1, sizeof(*s));
     if (!s)
         return ws_error_set(err, ENOMEM, "no memory for a source");
@@ -93,8 +94,8 @@ int ws_tcp_errno_from_curl(const struct ws_source *source, CURLcode code)
 
 /* --- small requests: JSON in and out --- */
 
-int ws_tcp_status_error(struct ws_source *source, const char *url, long status, const struct ws_http_text *body,
-                        struct ws_error *err)
+int ws_tcp_status_error(struct ws_source *source, const char *url, long status,
+                        const struct ws_http_text *body, struct ws_error *err)
 {
     if (status == 401)
         ws_tcp_headers_refused(&((struct ws_tcp_source *)source)->headers);

@@ -8,7 +8,7 @@
 extern const struct ws_transport_ops ws_tcp_ops;
 
 struct ws_tcp_server_options {
-    const char *listen; /* "127.0.0.1:18861", "[::]:18861", port 0: any */
+    const char *listen;              /* "127.0.0.1:18861", "[::]:18861", port 0: any */
     struct ws_access_options access; /* who its clients are; without any of it only loopback */
     const char *tls_cert_file, *tls_key_file, *tls_client_ca_file; /* NULL: plain */
     unsigned n_threads;                                            /* 0: min(cores, 8) */

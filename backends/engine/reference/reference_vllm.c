@@ -261,7 +261,8 @@ const struct ws_http_route ws_reference_vllm_routes[] = {
     WS_HTTP_ROUTE(WS_HTTP_GET, "/version", OPEN, version),
     WS_HTTP_ROUTE(WS_HTTP_GET, "/v1/models", READ, models),
     WS_HTTP_ROUTE(WS_HTTP_POST, "/v1/completions", READ, completions),
-    WS_HTTP_ROUTE(WS_HTTP_POST, "/pause", OPEN, pause_requests), /* its development routes are open to anyone, even with a key */
+    WS_HTTP_ROUTE(WS_HTTP_POST, "/pause", OPEN,
+                  pause_requests), /* its development routes are open to anyone, even with a key */
     WS_HTTP_ROUTE(WS_HTTP_POST, "/resume", OPEN, resume_requests),
     WS_HTTP_ROUTE(WS_HTTP_GET, "/is_paused", OPEN, is_paused),
     WS_HTTP_ROUTE(WS_HTTP_POST, "/sleep", OPEN, go_to_sleep),

@@ -35,16 +35,17 @@ static bool read_arguments(void *self, struct ws_http_incoming *in, struct ws_ht
 int ws_reference_serve(struct ws_http_server **out, const char *listen, const char *api_key,
                        const struct ws_http_route *routes, void *self, struct ws_error *err)
 {
-    return ws_http_server_new(out,
-                              &(struct ws_http_server_options){.listen = listen,
-                                                               .access = {.token = api_key, .insecure = !api_key},
-                                                               .routes = routes,
-                                                               .self = self,
-                                                               .max_connections = MAX_CONNECTIONS,
-                                                               .idle_seconds = IDLE_SECONDS,
-                                                               .max_body = MAX_BODY,
-                                                               .may_be_stored = true,
-                                                               .before = read_arguments,
-                                                               .refuse = refuse},
-                              err);
+    return ws_http_server_new(
+        out,
+        &(struct ws_http_server_options){.listen = listen,
+                                         .access = {.token = api_key, .insecure = !api_key},
+                                         .routes = routes,
+                                         .self = self,
+                                         .max_connections = MAX_CONNECTIONS,
+                                         .idle_seconds = IDLE_SECONDS,
+                                         .max_body = MAX_BODY,
+                                         .may_be_stored = true,
+                                         .before = read_arguments,
+                                         .refuse = refuse},
+        err);
 }

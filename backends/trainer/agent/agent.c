@@ -231,8 +231,11 @@ void ws_agent_print_routes(FILE *f)
     fprintf(f, "%-8s %-8s %-5s %s\n", "carrier", "role", "", "path");
     print_route(f, "http", WS_ROLE_OPEN, "GET", "", "/healthz");
     for (const struct ws_api_route *r = ws_api_routes; r->method; r++)
-        print_route(f, strstr(r->pattern, "map") ? "unix" : strstr(r->pattern, "/delta") ? "http" : "both", r->role,
-                    r->method, "", r->pattern);
+        print_route(f,
+                    strstr(r->pattern, "map")      ? "unix"
+                    : strstr(r->pattern, "/delta") ? "http"
+                                                   : "both",
+                    r->role, r->method, "", r->pattern);
     for (size_t i = 0; tables[i]; i++)
         for (const struct ws_api_route *r = tables[i]; r->method; r++)
             print_route(f, "both", r->role, r->method, "", r->pattern);

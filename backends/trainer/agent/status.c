@@ -51,7 +51,8 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
             "# TYPE wsync_agent_sent_bytes_total counter\nwsync_agent_sent_bytes_total %" PRIu64 "\n"
             "# TYPE wsync_agent_requests_total counter\nwsync_agent_requests_total %" PRIu64 "\n"
             "# TYPE wsync_agent_connections gauge\nwsync_agent_connections %u\n"
-            "# TYPE wsync_agent_refused_total counter\nwsync_agent_refused_total{status=\"401\"} %" PRIu64 "\n"
+            "# TYPE wsync_agent_refused_total counter\nwsync_agent_refused_total{status=\"401\"} %" PRIu64
+            "\n"
             "wsync_agent_refused_total{status=\"403\"} %" PRIu64 "\n",
             tcp.bytes_sent, tcp.requests, tcp.connections, tcp.unknown, tcp.forbidden);
     pthread_mutex_lock(&a->lock);
@@ -103,8 +104,8 @@ int ws_status_no_route(void *self, const char *method, const char *path, struct 
                         path);
 }
 
-int ws_status_route(void *self, const struct ws_identity *who, const char *method, const char *path, const char *query, const json_t *body,
-                    json_t **reply, char **text, struct ws_error *err)
+int ws_status_route(void *self, const struct ws_identity *who, const char *method, const char *path,
+                    const char *query, const json_t *body, json_t **reply, char **text, struct ws_error *err)
 {
     struct ws_agent *a = self;
     struct ws_api_request q;

@@ -91,7 +91,8 @@ bool ws_sender_all_joined(struct ws_agent *a, const struct ws_sender *b)
         const struct ws_sender_joiner *j = first;
         if (i->lease_ns < ws_clock_ns())
             continue;
-        while (j && (!is_same(j, first) || strcmp(j->mount_id, i->mount_id) != 0 || strcmp(j->owner, i->owner) != 0))
+        while (j && (!is_same(j, first) || strcmp(j->mount_id, i->mount_id) != 0 ||
+                     strcmp(j->owner, i->owner) != 0))
             j = j->next;
         if (!j)
             return false;

@@ -37,7 +37,10 @@ struct ws_rank_route {
     int (*handle)(struct ws_rank_call *q, struct ws_error *err); /* not under lock */
 };
 /* A line of a table names its role, or does not compile. */
-#define WS_RANK_ROUTE(verb, role, handle) {verb, WS_ROLE_##role, handle}
+#define WS_RANK_ROUTE(verb, role, handle)                                                                    \
+    {                                                                                                        \
+        verb, WS_ROLE_##role, handle                                                                         \
+    }
 
 struct ws_agent_feature {
     /* --- its own state: so many zeroed bytes of the agent, from before `start` until after `end`, and of each

@@ -82,10 +82,10 @@ struct ws_agent_model {
 
 struct ws_agent {
     struct ws_agent_options options;
-    const struct ws_agent_feature *const *features; /* features.h; the last is NULL */
+    const struct ws_agent_feature *const *features;       /* features.h; the last is NULL */
     const struct ws_api_route *routes[WS_N_FEATURES + 2]; /* tables of its routes; the last is NULL */
-    struct ws_catalog catalog;                      /* what it serves */
-    _Atomic(struct ws_tcp_server *) tcp;            /* set while threads run already */
+    struct ws_catalog catalog;                            /* what it serves */
+    _Atomic(struct ws_tcp_server *) tcp;                  /* set while threads run already */
     _Atomic(struct ws_ipc_server *) ipc;
     struct ws_workers *workers;
     pthread_t finisher;

@@ -206,7 +206,8 @@ static int find_model(struct ws_agent *a, const char *name, struct ws_agent_mode
     return 0;
 }
 
-static int record_presence(struct ws_agent_model *m, const char *owner, const json_t *body, struct ws_error *err)
+static int record_presence(struct ws_agent_model *m, const char *owner, const json_t *body,
+                           struct ws_error *err)
 {
     char mount_id[WS_MOUNT_ID_CHARS + 1];
     struct ws_fleet_mount *mount;

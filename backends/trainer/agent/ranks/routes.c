@@ -405,12 +405,9 @@ static int do_abandon(struct ws_rank_call *q, struct ws_error *err)
 /* --- dispatch --- */
 
 const struct ws_rank_route ws_rank_routes[] = {
-    WS_RANK_ROUTE("register", PUBLISH, ws_rank_register),
-    WS_RANK_ROUTE("begin", PUBLISH, do_begin),
-    WS_RANK_ROUTE("commit", PUBLISH, do_commit),
-    WS_RANK_ROUTE("wait", PUBLISH, ws_rank_wait),
-    WS_RANK_ROUTE("abandon", PUBLISH, do_abandon),
-    {0},
+    WS_RANK_ROUTE("register", PUBLISH, ws_rank_register), WS_RANK_ROUTE("begin", PUBLISH, do_begin),
+    WS_RANK_ROUTE("commit", PUBLISH, do_commit),          WS_RANK_ROUTE("wait", PUBLISH, ws_rank_wait),
+    WS_RANK_ROUTE("abandon", PUBLISH, do_abandon),        {0},
 };
 
 static const struct ws_rank_route *find_route(const struct ws_agent *a, const char *verb)
