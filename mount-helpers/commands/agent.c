@@ -2,10 +2,12 @@
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/api/agent_address.h"
 #include "fs/switch/settings.h"
+#include "mount-helpers/cli/capabilities.h"
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/systemd.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
+#include "transports/memory/region.h"
 #include <errno.h>
 #include <grp.h>
 #include <stdio.h>
@@ -119,6 +121,27 @@ static void drop_listeners(struct ws_astraflow_options *all, size_t n)
     }
 }
 
+/* What root's agent needs once it serves. The huge-page tmpfs for versions, and a socket for another group, want more,
+ * so both are prepared here. A GPU's library may lock memory. */
+static void drop_capabilities(const struct ws_agent_options *o)
+{
+    const char *const read[] = {o->tcp.tls_cert_file,        o->tcp.tls_key_file,
+                                o->tcp.tls_client_ca_file,   o->primary_access.ca_file,
+                                o->primary_access.cert_file, o->primary_access.key_file};
+    uint64_t keep = o->broadcast ? CAPABILITY(CAP_IPC_LOCK) : 0;
+    keep |= capabilities_for_listening(o->tcp.listen) | capabilities_for_folder(o->archive, "v1");
+    keep |= capabilities_for_path(o->socket, W_OK);
+    for (size_t i = 0; i < sizeof(read) / sizeof(read[0]); i++)
+        keep |= capabilities_for_path(read[i], R_OK);
+    for (size_t i = 0; i < o->n_astraflow; i++)
+        keep |= capabilities_for_listening(o->astraflow[i].listen) |
+                capabilities_for_path(o->astraflow[i].state, W_OK);
+    (void)ws_region_tmpfs();
+    if (o->socket_gid != (gid_t)-1)
+        capabilities_join(o->socket_gid);
+    capabilities_drop(keep);
+}
+
 static int serve(const struct ws_agent_options *o)
 {
     struct ws_error err = {0};
@@ -128,6 +151,7 @@ static int serve(const struct ws_agent_options *o)
         return cli_fail("cannot make the folder of %s: %s; choose another --socket", o->socket,
                         strerror(errno));
     cli_block_signals();
+    drop_capabilities(o);
     if (ws_agent_new(&agent, o, &err))
         return cli_fail("%s", err.text);
     ws_log(WS_LOG_INFO, "agent", "serving http=%s port=%u socket=%s", o->tcp.listen ? o->tcp.listen : "none",
