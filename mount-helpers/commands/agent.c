@@ -7,6 +7,7 @@
 #include "mount-helpers/cli/systemd.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
+#include "transports/base/secret.h"
 #include "transports/memory/region.h"
 #include <errno.h>
 #include <grp.h>
@@ -189,8 +190,8 @@ static int run(const struct cli_args *args)
         .nice = (int)cli_u64(args, "nice", 0),
     };
     const char *primary_token_file = cli_get(args, "primary-token-file");
-    char *primary_token = primary_token_file ? cli_read_secret(primary_token_file) : NULL;
-    char *token = token_file ? cli_read_secret(token_file) : NULL;
+    char *primary_token = primary_token_file ? cli_read_token(primary_token_file) : NULL;
+    char *token = token_file ? cli_read_token(token_file) : NULL;
 
     o.tcp.token = token;
     o.primary = cli_get(args, "primary");
@@ -225,8 +226,8 @@ static int run(const struct cli_args *args)
     if (rc == CLI_OK)
         rc = serve(&o);
     drop_listeners(astraflow, o.n_astraflow);
-    free(token);
-    free(primary_token);
+    ws_secret_free(token);
+    ws_secret_free(primary_token);
     return rc;
 }
 

@@ -1,4 +1,5 @@
 #include "transports/http/tls.h"
+#include "transports/base/secret.h"
 #include "transports/base/state_file.h"
 #include <errno.h>
 #include <gnutls/gnutls.h>
@@ -38,11 +39,27 @@ static int check_authorities(const char *path, const char *pem, struct ws_error 
     return 0;
 }
 
+/* Into secret memory. */
+static int read_key(const char *path, char **out, struct ws_error *err)
+{
+    char *text;
+    if (path)
+        ws_secret_leave_no_core();
+    int rc = read_file(path, &text, err);
+    *out = ws_secret_copy(text);
+    if (text && !*out)
+        rc = ws_error_set(err, ENOMEM, "no memory for the TLS file %s", path);
+    if (text)
+        explicit_bzero(text, strlen(text));
+    free(text);
+    return rc;
+}
+
 int ws_http_tls_read(struct ws_http_tls *tls, const struct ws_http_tls_files *files, struct ws_error *err)
 {
     int rc = read_file(files->cert, &tls->cert, err);
     if (rc == 0)
-        rc = read_file(files->key, &tls->key, err);
+        rc = read_key(files->key, &tls->key, err);
     if (rc == 0)
         rc = read_file(files->client_ca, &tls->client_ca, err);
     if (rc == 0 && (!tls->cert != !tls->key || (tls->client_ca && !tls->cert)))
@@ -55,7 +72,7 @@ int ws_http_tls_read(struct ws_http_tls *tls, const struct ws_http_tls_files *fi
 void ws_http_tls_destroy(struct ws_http_tls *tls)
 {
     free(tls->cert);
-    free(tls->key);
+    ws_secret_free(tls->key);
     free(tls->client_ca);
 }
 

@@ -1,5 +1,6 @@
 /* tcp, the mount's side: a source, and its requests in JSON. */
 #include "transports/tcp/pull.h"
+#include "transports/base/secret.h"
 #include "transports/http/status.h"
 #include "transports/http/url.h"
 #include "transports/protocol/api.h"
@@ -13,10 +14,11 @@
 static void tcp_close(struct ws_source *source)
 {
     struct ws_tcp_source *s = (struct ws_tcp_source *)source;
-    const char *strings[] = {s->options.token, s->options.ca_file, s->options.cert_file, s->options.key_file};
+    const char *strings[] = {s->options.ca_file, s->options.cert_file, s->options.key_file};
     for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++)
         free((char *)(uintptr_t)strings[i]);
-    curl_slist_free_all(s->headers);
+    ws_secret_free((char *)(uintptr_t)s->options.token);
+    ws_http_free_headers(s->headers);
     free(s->head.url);
     free(s);
 }
@@ -39,7 +41,7 @@ static int tcp_open(const char *url, const struct ws_source_options *o, struct w
     s->head.url = strdup(url);
     s->options = *o;
     s->options.mount_id = NULL; /* in the head */
-    s->options.token = copy_of(o->token);
+    s->options.token = ws_secret_copy(o->token);
     s->options.ca_file = copy_of(o->ca_file);
     s->options.cert_file = copy_of(o->cert_file);
     s->options.key_file = copy_of(o->key_file);
@@ -147,7 +149,7 @@ static int request(struct ws_tcp_source *s, const char *path, const json_t *post
 out:
     if (c)
         curl_easy_cleanup(c);
-    curl_slist_free_all(headers);
+    ws_http_free_headers(headers);
     free(body);
     if (rc < 0) {
         free(out->bytes.ptr);
