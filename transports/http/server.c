@@ -1,4 +1,5 @@
 #include "transports/http/server.h"
+#include "transports/base/secret.h"
 #include "transports/http/exchange.h"
 #include "transports/http/listener.h"
 #include <errno.h>
@@ -77,7 +78,7 @@ static int start(struct ws_http_server *s, struct ws_error *err)
     const struct ws_http_server_options *o = &s->o;
     const struct ws_http_tls_files files = {o->tls_cert_file, o->tls_key_file, o->tls_client_ca_file};
     int rc = ws_http_tls_read(&s->tls, &files, err);
-    if (rc == 0 && o->token && !(s->token = strdup(o->token)))
+    if (rc == 0 && o->token && !(s->token = ws_secret_copy(o->token)))
         rc = ws_error_set(err, ENOMEM, "no memory for an HTTP server");
     if (rc == 0)
         rc = ws_http_listener_new(&s->listener, o->listen, o->token || s->tls.client_ca || o->insecure,
@@ -128,7 +129,7 @@ void ws_http_server_free(struct ws_http_server *s)
         return;
     ws_http_listener_free(s->listener);
     ws_http_auth_quota_destroy(&s->auth_quota);
-    free(s->token);
+    ws_secret_free(s->token);
     ws_http_tls_destroy(&s->tls);
     free(s);
 }
