@@ -34,6 +34,7 @@ static ssize_t read_line(int fd, const char *path, unsigned wait_ms, char *line,
 
 int ws_token_read_fd(int fd, const char *path, unsigned wait_ms, char **out, struct ws_error *err)
 {
+    ws_secret_leave_no_core();
     char line[WS_TOKEN_MOST + 2] = ""; /* an end of line and a 0 come behind */
     const ssize_t read = read_line(fd, path, wait_ms, line, sizeof(line) - 1, err);
     const size_t n = strcspn(line, "\r\n");

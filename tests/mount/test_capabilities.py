@@ -112,6 +112,8 @@ def test_other_user():
         command = place + "/wsync"
         prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
-    agent = Other(sock=place + "/sock")
+    with open(place + "/token", "w") as f:
+        f.write("a token\n")  # with one it leaves no core, and its own /proc/self is root's
+    agent = Other("--token-file", place + "/token", sock=place + "/sock")
     assert {(s[0], s[1], s[5]) for s in sets_of(agent)} == {(0, 0, 1)}, sets_of(agent)
     agent.publish("actor", 1, checkpoint(TENSORS, seed=1))

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from between import Between
 from certificates import Authority, Tls
 from world import *
 
@@ -42,31 +43,25 @@ class Dumped:
         return ("sh", "-c", f'ulimit -c unlimited; cd {self.place}; exec "$@"', "sh")
 
     def look(self, *tokens):
-        """None of the tokens is where others could see it while the process runs; then it dies of an abort, and leaves no more."""
-        for token in tokens:
-            for file in ("cmdline", "environ"):
-                with open(f"/proc/{self.pid}/{file}", "rb") as f:
-                    assert token.text.encode() not in f.read(), file
-        if shutil.which("gcore"):
-            subprocess.run(["gcore", "-o", self.place + "/live", str(self.pid)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                           timeout=60, check=True)
-        return self.abort(*tokens)
-
-    def abort(self, *tokens):
-        self.process.send_signal(signal.SIGABRT)
-        self.process.wait(60)
-        return self.search(*tokens)
-
-    def search(self, *tokens):
-        cores = os.listdir(self.place)
-        for core in cores:
-            assert found(f"{self.place}/{core}", "layer.1.weight") >= 0, f"{core} has nothing of the process's memory"
+        """None of the tokens is where others could see it, nor in a core that root's debugger takes, nor in one of an abort."""
+        for file in ("cmdline", "environ"):
+            with open(f"/proc/{self.pid}/{file}", "rb") as f:
+                text = f.read()
+            assert not [t for t in tokens if t.text.encode() in text], file
+        subprocess.run(["gcore", "-o", self.place + "/live", str(self.pid)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                       timeout=60, check=True)
+        assert self.abort() == [f"live.{self.pid}"]
+        core = f"{self.place}/live.{self.pid}"
+        assert found(core, "layer.1.weight") >= 0, "the core has nothing of the process's memory"
         for token in tokens:
             assert token.text not in Process.text(self), "the log"
-            for core in cores:
-                at = found(f"{self.place}/{core}", token.text)
-                assert at < 0, f"{core} of {type(self).__name__} has {token.text[:12]}... at {at}"
-        return cores
+            assert found(core, token.text) < 0, f"a core of {type(self).__name__} has {token.text[:12]}..."
+
+    def abort(self):
+        """What it has left then."""
+        self.process.send_signal(signal.SIGABRT)
+        self.process.wait(60)
+        return os.listdir(self.place)
 
 
 class DumpedAgent(Dumped, Agent):
@@ -83,17 +78,11 @@ class DumpedMount(Dumped, Mount):
     pass
 
 
-def need_cores():
-    with open("/proc/sys/kernel/core_pattern") as f:
-        pattern = f.read().strip()
-    if pattern.startswith(("|", "/")) and not shutil.which("gcore"):
-        pytest.skip("core dumps of this machine are taken elsewhere, and there is no gcore")
-
-
 def test_cores():
-    "a core of an agent or mount, taken while it serves or left by an abort, has none of the tokens that it uses"
+    "a core that root's debugger takes of an agent or mount has none of the tokens that it uses, and an abort leaves none"
     need_fuse()
-    need_cores()
+    if not shutil.which("gcore"):
+        pytest.skip("there is no gcore")
     run, serve, api, admin = Token("run"), Token("serve"), Token("api"), Token("admin")
     agent = DumpedAgent("--token-file", run.path)
     port = free_port()
@@ -112,27 +101,41 @@ def test_cores():
     said = "".join(mount.text("actor", name) for name in ("engines", "status", "last_error", "events")) + mount.text("status")
     assert not [t for t in (run, serve, api, admin) if t.text in said], said
     engine.end()
-    cores = [m.look(run, serve, api, admin) for m in (leaf, mount, agent)]
-    if not all(cores):
-        pytest.skip("this machine leaves no core dumps, and there is no gcore")
+    for one in (leaf, mount, agent):
+        one.look(run, serve, api, admin)
 
 
-def test_tls():
-    "a mount whose source is behind TLS leaves no core: libraries leave parts of what they encrypt on stacks"
+def test_source_that_repeats_it():
+    "what a source says of the token that it did not like is shown without the token"
     need_fuse()
-    need_cores()
     run = Token("run")
     agent = Agent("--token-file", run.path)
     agent.publish("actor", 1, checkpoint(TENSORS, seed=1))
+    between = Between(agent, "/v1/")
+    between.wrong = 403, json.dumps({"error": f"the key '{run.text}' is none of ours", "errno": "EACCES"}).encode()
+    mount = Mount(between.url, f"token-file={run.path}")
+    said = wait_for(lambda: "is none of ours" in mount.text("status") and mount.text("status") + Process.text(mount), "the refusal")
+    assert run.text not in said and "the key '***" in said, said
+    between.wrong = None
+    mount.wait_version("actor", 1)
+    between.wrong = 403, json.dumps({"error": f"the key '{run.text}' is none of ours", "errno": "EACCES"}).encode()
+    with pytest.raises(OSError):
+        mount.read("actor", 1, "model.safetensors")
+    said = mount.text("actor", "last_error") + mount.text("actor", "status") + mount.text("actor", "events") + Process.text(mount)
+    assert "is none of ours" in said and run.text not in said, said
+
+
+def test_no_core():
+    "an agent without secrets leaves a core; one with a token, or a key of TLS, and a mount whose source is behind TLS leave none"
+    need_fuse()
+    if not DumpedAgent().abort():
+        pytest.skip("core dumps are kept elsewhere on this machine")
+    run = Token("run")
+    agent = Agent()
+    agent.publish("actor", 1, checkpoint(TENSORS, seed=1))
     tls = Tls(agent.port)
-    mount = DumpedMount(f"https://127.0.0.1:{tls.port}", f"token-file={run.path},ca-file={tls.ca}")
+    mount = DumpedMount(f"https://127.0.0.1:{tls.port}", f"ca-file={tls.ca}")
     mount.wait_version("actor", 1)
     mount.read("actor", 1, "model.safetensors")
-    assert mount.abort(run) == []
-
-
-def test_tls_key():
-    "an agent with a key of TLS leaves no core"
-    need_cores()
-    agent = DumpedTlsAgent(*Authority().certificate())
-    assert agent.abort() == []
+    for one in (mount, DumpedAgent("--token-file", run.path), DumpedTlsAgent(*Authority().certificate())):
+        assert one.abort() == []

@@ -15,8 +15,9 @@ void ws_secret_free(void *memory);      /* NULL is fine */
 
 /* For what a library keeps in memory of its own: the pages where it lies are in no core dump from now on. */
 void ws_secret_hide(const void *bytes, size_t n);
-/* For TLS: GnuTLS and OpenSSL keep keys as numbers in memory that cannot be found, and leave parts of what they encrypt
- * on stacks. This process leaves no core dump from now on, and processes of the same user cannot look into it. */
+/* What is above does not cover registers, nor what they leave on stacks, nor the libraries of TLS, which keep keys as
+ * numbers and parts of what they encrypt where they cannot be found. So a daemon that has a secret calls this, too: it
+ * leaves no core dump from now on, and processes of its user cannot look into it; root's debugger can. */
 void ws_secret_leave_no_core(void);
 
 #endif

@@ -49,9 +49,7 @@ static int add_quoted(const char *bytes, size_t n, void *arg)
     return 0;
 }
 
-/* What a server says ends up in messages, and some repeat the key that they did not like, as it is or as JSON
- * writes it. */
-static void blank_token(char *text, const char *token)
+void ws_http_blank_token(char *text, const char *token)
 {
     const size_t n = token ? strlen(token) : 0;
     struct quoted q = {.room = 6 * n + 2}; /* \u0000 for each byte, and two quotation marks */
@@ -225,9 +223,9 @@ int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, s
         goto out;
     }
     curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &out->status);
-    blank_token(body.bytes.ptr, r->token);
+    ws_http_blank_token(body.bytes.ptr, r->token);
     for (size_t i = 0; i < sizeof(r->hidden) / sizeof(r->hidden[0]); i++)
-        blank_token(body.bytes.ptr, r->hidden[i]);
+        ws_http_blank_token(body.bytes.ptr, r->hidden[i]);
     if (is_shallow(body.bytes.ptr, body.bytes.len))
         out->json = json_loadb(body.bytes.ptr, body.bytes.len, JSON_REJECT_DUPLICATES, NULL);
     out->text = body.bytes.ptr;

@@ -157,7 +157,7 @@ static int fetch_result(struct sink *k, CURLcode code, struct ws_error *err)
                             "the transfer of %s from %s ended early: %s", k->file->name, url,
                             ws_http_why(&l->transfer, code));
     if (status != 206 && status != 200) {
-        int rc = ws_tcp_status_error(url, status, &k->refusal, err);
+        int rc = ws_tcp_status_error(l->head.source, url, status, &k->refusal, err);
         (void)ws_error_prefix(err, "%s/%" PRIu64 "/%s", k->fetch->manifest->model,
                               k->fetch->manifest->version, k->file->name);
         return rc;

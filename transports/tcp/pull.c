@@ -1,6 +1,7 @@
 /* tcp, the mount's side: a source, and its requests in JSON. */
 #include "transports/tcp/pull.h"
 #include "transports/base/secret.h"
+#include "transports/http/client.h"
 #include "transports/http/status.h"
 #include "transports/http/url.h"
 #include "transports/protocol/api.h"
@@ -87,12 +88,15 @@ int ws_tcp_errno_from_curl(const struct ws_source *source, CURLcode code)
 
 /* --- small requests: JSON in and out --- */
 
-int ws_tcp_status_error(const char *url, long status, const struct ws_http_text *body, struct ws_error *err)
+int ws_tcp_status_error(const struct ws_source *source, const char *url, long status,
+                        const struct ws_http_text *body, struct ws_error *err)
 {
     json_t *o = body->bytes.ptr ? json_loadb(body->bytes.ptr, body->bytes.len, 0, NULL) : NULL;
     const char *text = json_string_value(json_object_get(o, "error"));
     const char *name = json_string_value(json_object_get(o, "errno"));
     int code = name ? ws_errno_from_name(name) : 0;
+    if (text) /* of o, which is ours */
+        ws_http_blank_token((char *)(uintptr_t)text, ((const struct ws_tcp_source *)source)->options.token);
     if (code <= 0)
         code = ws_errno_from_http((unsigned)status);
     if (code <= 0)
@@ -145,7 +149,7 @@ static int request(struct ws_tcp_source *s, const char *path, const json_t *post
         rc = ws_error_set(err, ws_tcp_errno_from_curl(&s->head, code), "cannot ask %s: %s", url,
                           ws_http_why(&t, code));
     else if (status != 200)
-        rc = ws_tcp_status_error(url, status, out, err);
+        rc = ws_tcp_status_error(&s->head, url, status, out, err);
 out:
     if (c)
         curl_easy_cleanup(c);
