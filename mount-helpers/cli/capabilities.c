@@ -47,7 +47,7 @@ static uint32_t word(uint64_t capabilities, size_t i)
 static int access_without(const char *path, int mode)
 {
     const uint64_t passes = CAPABILITY(CAP_DAC_OVERRIDE) | CAPABILITY(CAP_DAC_READ_SEARCH);
-    struct sets before, without;
+    struct sets before = {0}, without;
     if (get(&before) < 0)
         return 0;
     without = before;
@@ -123,7 +123,7 @@ void capabilities_join(gid_t group)
 
 void capabilities_drop(uint64_t keep)
 {
-    struct sets now;
+    struct sets now = {0};
     for (unsigned long i = 0; prctl(PR_CAPBSET_READ, i, 0, 0, 0) >= 0; i++)
         if (i >= 64 || !(keep >> i & 1)) /* without CAP_SETPCAP what follows is enough */
             (void)prctl(PR_CAPBSET_DROP, i, 0, 0, 0);

@@ -22,9 +22,10 @@ static bool is_hidden(const void *p)
     bool inside = false, hidden = false;
     assert_non_null(f);
     while (fgets(line, sizeof(line), f)) {
-        uintptr_t begin, end;
-        if (sscanf(line, "%lx-%lx ", &begin, &end) == 2)
-            inside = begin <= (uintptr_t)p && (uintptr_t)p < end;
+        char *at;
+        const uintptr_t begin = strtoul(line, &at, 16);
+        if (at > line && *at == '-')
+            inside = begin <= (uintptr_t)p && (uintptr_t)p < strtoul(at + 1, NULL, 16);
         else if (inside && strncmp(line, "VmFlags:", 8) == 0)
             hidden = strstr(line, " dd") != NULL;
     }

@@ -53,7 +53,9 @@ int ws_archive_files_sync(const char *path, struct ws_error *err)
 
 int ws_archive_files_make_folder(const char *path, struct ws_error *err)
 {
-    return mkdir(path, WS_ARCHIVE_FOLDER_MODE) < 0 && errno != EEXIST ? ws_archive_files_error(err, "make", path) : 0;
+    return mkdir(path, WS_ARCHIVE_FOLDER_MODE) < 0 && errno != EEXIST
+               ? ws_archive_files_error(err, "make", path)
+               : 0;
 }
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *f)
