@@ -1,6 +1,7 @@
 /* wsync: the command. One table of subcommands; called as mount.wsync it is mount(8)'s helper. */
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/version.h"
+#include "transports/http/transfer.h"
 #include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
@@ -75,6 +76,7 @@ int main(int argc, char **argv)
     int code;
     (void)signal(SIGCHLD, SIG_DFL); /* who started us may ignore it, and then no child can be waited for */
     keep_memory_small();
+    ws_http_hide_curl();
     if (!strcmp(base, "mount.wsync") || !strcmp(base, "mount.fuse.wsync")) {
         code = cli_run(&cmd_mount, argc, argv);
     } else if (argc < 2) {

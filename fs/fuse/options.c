@@ -1,6 +1,7 @@
 #include "fs/fuse/options.h"
 #include "fs/engines/token.h"
 #include "transports/base/number.h"
+#include "transports/base/secret.h"
 #include "transports/base/text.h"
 #include <errno.h>
 #include <grp.h>
@@ -154,10 +155,12 @@ static int read_token(struct ws_mount_options *o, const char *value, const char 
     int rc = ws_token_read(value, NULL, &token, &o->why);
     if (rc < 0)
         return rc == -EINVAL ? -ENODATA : rc; /* -EINVAL would be said of the option's form */
-    *out = keep(o, token);
-    explicit_bzero(token, strlen(token));
-    free(token);
-    return *out ? 0 : -ENOMEM;
+    if (o->n_tokens == sizeof(o->tokens) / sizeof(o->tokens[0])) {
+        ws_secret_free(token);
+        return -E2BIG;
+    }
+    *out = o->tokens[o->n_tokens++] = token;
+    return 0;
 }
 
 static int set_token_file(struct ws_mount_options *o, const char *value)
@@ -461,9 +464,9 @@ int ws_mount_options_add_sources(const struct ws_mount_options *o, struct ws_sto
 
 void ws_mount_options_release(struct ws_mount_options *o)
 {
-    for (size_t i = 0; i < o->n_strings; i++) {
-        explicit_bzero(o->strings[i], strlen(o->strings[i]));
+    for (size_t i = 0; i < o->n_strings; i++)
         free(o->strings[i]);
-    }
-    o->n_strings = 0;
+    for (size_t i = 0; i < o->n_tokens; i++)
+        ws_secret_free(o->tokens[i]);
+    o->n_strings = o->n_tokens = 0;
 }

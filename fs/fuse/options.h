@@ -25,6 +25,8 @@ struct ws_mount_options {
     struct ws_tcp_server_options serve; /* listen NULL: it serves no other mounts */
     char *strings[24];                  /* owned: what the pointers above lead to */
     size_t n_strings;
+    char *tokens[8]; /* the same, in secret memory */
+    size_t n_tokens;
     struct ws_error why; /* of the last option that was refused, where it says more than an errno */
 };
 

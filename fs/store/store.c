@@ -13,6 +13,7 @@
 #include "transports/base/cpu_features.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
+#include "transports/base/secret.h"
 #include "transports/memory/available.h"
 #include <assert.h>
 #include <errno.h>
@@ -28,6 +29,8 @@
 
 /* --- options --- */
 
+#define TOKEN 0
+
 static char **option_strings(struct ws_source_options *o, unsigned i)
 {
     const char **strings[] = {&o->token, &o->ca_file, &o->cert_file, &o->key_file, &o->mount_id};
@@ -38,7 +41,9 @@ static char **option_strings(struct ws_source_options *o, unsigned i)
 static void free_options(struct ws_store_options *o)
 {
     for (unsigned i = 0; option_strings(&o->source, i); i++)
-        free(*option_strings(&o->source, i));
+        if (i != TOKEN)
+            free(*option_strings(&o->source, i));
+    ws_secret_free(*option_strings(&o->source, TOKEN));
 }
 
 static int copy_options(struct ws_store_options *o, const struct ws_store_options *from, struct ws_error *err)
@@ -48,7 +53,7 @@ static int copy_options(struct ws_store_options *o, const struct ws_store_option
     *o = *from;
     for (unsigned i = 0; option_strings(&o->source, i); i++) {
         char **string = option_strings(&o->source, i);
-        if (*string && !(*string = strdup(*string)))
+        if (*string && !(*string = i == TOKEN ? ws_secret_copy(*string) : strdup(*string)))
             rc = ws_error_set(err, ENOMEM, "out of memory for the options of a store");
     }
     if (!o->cache_bytes)

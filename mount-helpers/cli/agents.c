@@ -1,4 +1,5 @@
 #include "mount-helpers/cli/agents.h"
+#include "transports/base/secret.h"
 #include "transports/transport.h"
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 
 struct ws_source *agents_open(const struct cli_args *args)
 {
-    char *token = cli_has(args, "token-file") ? cli_read_secret(cli_get(args, "token-file")) : NULL;
+    char *token = cli_has(args, "token-file") ? cli_read_token(cli_get(args, "token-file")) : NULL;
     const struct ws_source_options options = {.token = token,
                                               .insecure = cli_has(args, "insecure"),
                                               .ca_file = cli_get(args, "ca-file"),
@@ -17,9 +18,7 @@ struct ws_source *agents_open(const struct cli_args *args)
     struct ws_source *s;
     struct ws_error err;
     int rc = ws_source_open(ws_agent_address(cli_get(args, "agent")), &options, &s, &err);
-    if (token)
-        explicit_bzero(token, strlen(token));
-    free(token);
+    ws_secret_free(token);
     if (rc < 0)
         exit(cli_usage("%s", err.text));
     return s;

@@ -149,7 +149,7 @@ int ws_archive_version_write(const struct ws_archive_write *w, const char *folde
 {
     char path[WS_ARCHIVE_PATH_BYTES];
     snprintf(path, sizeof(path), "%s/manifest", folder);
-    if (mkdir(folder, 0755) < 0)
+    if (mkdir(folder, WS_ARCHIVE_FOLDER_MODE) < 0)
         return ws_archive_files_error(err, "make", folder);
     int rc = w->delta ? write_stream(w, folder, err) : write_files(w, folder, err);
     if (rc == 0)

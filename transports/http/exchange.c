@@ -2,6 +2,7 @@
 #include "transports/http/exchange.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
+#include "transports/base/secret.h"
 #include "transports/base/text.h"
 #include <errno.h>
 #include <stdio.h>
@@ -196,11 +197,20 @@ static unsigned refusal_of_head(const struct ws_http_incoming *in)
     return 0;
 }
 
+/* libmicrohttpd keeps the head that it received, with the token that the client has shown. */
+static void hide_token(const struct ws_http_incoming *in)
+{
+    const char *shown = ws_http_header(in, "Authorization");
+    if (shown)
+        ws_secret_hide(shown, strlen(shown));
+}
+
 static enum MHD_Result receive_head(struct ws_http_incoming *in)
 {
     struct ws_http_server *s = in->server;
     const struct ws_http_connection *c = connection_of(in);
     struct ws_http_answer a = {0};
+    hide_token(in);
     find_route(in);
     identify(in);
     if (!s->o.limits_unauthenticated)

@@ -1,4 +1,5 @@
 #include "transports/http/server.h"
+#include "transports/base/secret.h"
 #include "transports/http/exchange.h"
 #include "transports/http/listener.h"
 #include <errno.h>

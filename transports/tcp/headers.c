@@ -2,6 +2,7 @@
 #include "transports/access/local_token.h"
 #include "transports/access/loopback.h"
 #include "transports/base/clock.h"
+#include "transports/http/client.h"
 #include "transports/http/transfer.h"
 #include <errno.h>
 #include <sodium.h>
@@ -27,6 +28,7 @@ int ws_tcp_headers_init(struct ws_tcp_headers *h, const char *url, const char *t
 {
     unsigned port;
     pthread_mutex_init(&h->lock, NULL);
+    h->given = token;
     if (token)
         return use_token(h, token);
     if (ws_loopback_port(url, &port))
@@ -39,9 +41,7 @@ void ws_tcp_headers_destroy(struct ws_tcp_headers *h)
     while (h->newest) {
         struct ws_tcp_header_list *old = h->newest;
         h->newest = old->before;
-        for (struct curl_slist *i = old->list; i; i = i->next)
-            sodium_memzero(i->data, strlen(i->data));
-        curl_slist_free_all(old->list);
+        ws_http_free_headers(old->list);
         free(old);
     }
     sodium_memzero(h->token, sizeof(h->token));
@@ -73,5 +73,12 @@ void ws_tcp_headers_refused(struct ws_tcp_headers *h)
 {
     pthread_mutex_lock(&h->lock);
     h->was_refused = true;
+    pthread_mutex_unlock(&h->lock);
+}
+
+void ws_tcp_headers_blank(struct ws_tcp_headers *h, char *text)
+{
+    pthread_mutex_lock(&h->lock);
+    ws_http_blank_token(text, h->given ? h->given : h->token[0] ? h->token : NULL);
     pthread_mutex_unlock(&h->lock);
 }
