@@ -34,7 +34,7 @@ endif
 # --- what needs no flags runs without pkg-config and libfuse; only manuals want scdoc ---
 NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-gpu mutate campaign bench bench-gpu gpu-bundle format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
-PACKAGES := libmicrohttpd gnutls libcurl jansson libxxhash libzstd libzmq
+PACKAGES := libmicrohttpd gnutls libcurl jansson libxxhash libzstd libzmq libsodium
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(if $(filter all man install,$(or $(MAKECMDGOALS),all)),scdoc) $(PACKAGES) 2>&1 || echo pkg-config failed)
 $(if $(LACKING),$(error $(LACKING); as root or with sudo, `make deps` installs what is missing))
 -include $(TOP)/libfuse/config.mk
