@@ -309,6 +309,7 @@ int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, voi
     struct ws_store_options s = o->store;
     int folder = -1;
     s.own_memory = true;
+    s.trust = o->trust.n ? &o->trust : NULL;
     int rc = open_root(&e, err);
     if (rc == 0 && (rc = ws_store_new(&e.store, &ws_puller, &s, err)) < 0)
         close(e.root);

@@ -23,6 +23,7 @@ struct ws_mount_options {
     unsigned deadline_ms;
     char *log_file, *fsname, *state, *host, *listen, *files;
     struct ws_tcp_server_options serve; /* listen NULL: it serves no other mounts */
+    struct ws_trust trust;              /* verify-key=; the store's options lead to it */
     char *strings[24];                  /* owned: what the pointers above lead to */
     size_t n_strings;
     struct ws_error why; /* of the last option that was refused, where it says more than an errno */

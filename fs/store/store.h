@@ -16,6 +16,7 @@
 #include "transports/format/manifest.h"
 #include "transports/memory/region.h"
 #include "transports/protocol/source.h"
+#include "transports/sign/trust.h"
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -41,6 +42,7 @@ struct ws_store_options {
     int nice;                        /* of all background threads */
     unsigned deadline_ms;            /* for a pull without progress; 0: WS_READ_DEADLINE_MS */
     uint64_t delta_cache_bytes;      /* for the deltas of each model; 0: versions are always pulled whole */
+    const struct ws_trust *trust;    /* versions must be signed by one of these keys; NULL: need not; copied */
     bool own_memory;                 /* copy, never map the source's memory (link mode) */
     bool verify_imported;            /* hash mapped memory before the version is READY */
     struct ws_transport_prefs transport_prefs; /* of models that have none of their own */
@@ -113,6 +115,8 @@ uint64_t ws_version_serial(const struct ws_version *v); /* unique in the mount's
 struct ws_version *ws_version_by_serial(struct ws_store *s, uint64_t serial); /* reference or NULL */
 struct ws_model *ws_version_model(const struct ws_version *v);                /* borrowed */
 uint64_t ws_version_number(const struct ws_version *v);
+/* Must a key of the store's trust have signed it? Takes no lock. */
+bool ws_version_must_be_signed(const struct ws_version *v);
 const char *ws_version_lineage(const struct ws_version *v);
 void ws_version_name(struct ws_version *v, char out[WS_MAX_NAME + 1]); /* its directory name now */
 enum ws_version_state ws_version_state(struct ws_version *v);
@@ -138,6 +142,7 @@ struct ws_version_info {
     char why_not[WS_WHY_NOT_CHARS];       /* why each better strategy was not used */
     double pull_seconds;                  /* of the finished or the running pull */
     uint64_t created_ns;                  /* when it was published, CLOCK_REALTIME; 0: unknown */
+    char signed_by[WS_KEY_NAME_CHARS + WS_KEY_ID_CHARS + 4]; /* "NAME (ID)" of the key, as checked; else empty */
     bool pinned, has_manifest, at_source; /* at_source: a source still serves it, or all its parts */
     unsigned n_sources;                   /* that list it whole */
     uint64_t bad_blocks;                  /* blocks fetched again because a hash differed */

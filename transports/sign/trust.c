@@ -50,6 +50,21 @@ int ws_trust_add(struct ws_trust *t, const char *list, struct ws_error *err)
     return rc;
 }
 
+int ws_trust_copy(const struct ws_trust *t, struct ws_trust *out)
+{
+    *out = (struct ws_trust){.keys = calloc(t->n + 1, sizeof(*out->keys))};
+    if (!out->keys)
+        return -ENOMEM;
+    for (; out->n < t->n; out->n++) {
+        out->keys[out->n] = t->keys[out->n];
+        if (t->keys[out->n].model && !(out->keys[out->n].model = strdup(t->keys[out->n].model))) {
+            ws_trust_reset(out);
+            return -ENOMEM;
+        }
+    }
+    return 0;
+}
+
 void ws_trust_reset(struct ws_trust *t)
 {
     for (size_t i = 0; i < t->n; i++)

@@ -82,6 +82,13 @@ bool ws_features_written(const struct ws_agent *a, struct ws_agent_model *m, con
     return announced;
 }
 
+void ws_features_filled(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s)
+{
+    for (const struct ws_agent_feature *const *f = a->features; *f; f++)
+        if ((*f)->filled)
+            (*f)->filled(a, m, s);
+}
+
 void ws_features_published(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s)
 {
     for (const struct ws_agent_feature *const *f = a->features; *f; f++)
@@ -116,6 +123,14 @@ void ws_features_encoded(struct ws_agent *a, struct ws_agent_model *m, struct ws
     for (const struct ws_agent_feature *const *f = a->features; *f; f++)
         if ((*f)->encoded)
             (*f)->encoded(a, m, d, target);
+}
+
+void ws_features_delta_made(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,
+                            const struct ws_lease *base, const struct ws_lease *target)
+{
+    for (const struct ws_agent_feature *const *f = a->features; *f; f++)
+        if ((*f)->delta_made)
+            (*f)->delta_made(a, m, d, base, target);
 }
 
 int ws_features_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *lineage,

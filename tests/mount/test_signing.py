@@ -1,0 +1,343 @@
+# beside others
+# timeout: 480, takes: 60
+# sanitizers: address thread
+"""Signed versions: what a mount with verify-key= takes, and what it refuses, from an agent, from mounts in between, and from a source that
+lies about all that is not signed."""
+import ctypes
+import errno
+import hashlib
+import stat
+
+from between import Between
+from world import *
+
+BLOCK = 4 << 20
+xxhash = ctypes.CDLL("libxxhash.so.0")
+xxhash.XXH3_64bits.restype = ctypes.c_uint64
+
+
+class Hash128(ctypes.Structure):
+    _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
+
+
+xxhash.XXH3_128bits.restype = Hash128
+
+
+def hash64(data):
+    return f"{xxhash.XXH3_64bits(bytes(data), ctypes.c_size_t(len(data))):016x}"
+
+
+def number(n):
+    return struct.pack("<Q", n)
+
+
+def string(s):
+    return number(len(s.encode())) + s.encode()
+
+
+def seal(m):
+    """Gives a manifest that was changed the digest that it needs, as transports/format/manifest.h says."""
+    data = b"wsync manifest 1\n" + string(m["model"]) + string(m["run"]) + number(m["version"]) + number(len(m["files"]))
+    for f in m["files"]:
+        data += string(f["name"]) + number(f["size"]) + number(f["header_bytes"]) + b"".join(number(int(h, 16)) for h in f["xxh3"])
+    data += number(len(m["frozen"])) + b"".join(string(n) for n in m["frozen"])
+    h = xxhash.XXH3_128bits(data, ctypes.c_size_t(len(data)))
+    m["digest"] = f"{h.high:016x}{h.low:016x}"
+    return m
+
+
+def new_key(name="run"):
+    path = unique(name) + ".key"
+    wsync("key", "new", "--out", path, "--name", name)
+    return path
+
+
+def same(mount, version, folder):
+    for name in os.listdir(folder):
+        want = tensors_of(os.path.join(folder, name)) if name.endswith(".safetensors") else open(os.path.join(folder, name), "rb").read()
+        got = tensors_of(mount.file("actor", version, name)) if name.endswith(".safetensors") else mount.read("actor", version, name)
+        assert want == got, name
+
+
+def pull(mount, version):
+    wait_for(lambda: os.path.isdir(mount.file("actor", version)), f"version {version}")
+    mount.write(f"pull {version}", "actor/ctl")
+    return next(line for line in mount.text("actor/status").splitlines() if line.startswith(f"version.{version} "))
+
+
+def refused(mount, version, why, model="actor"):
+    """Nothing of the version is shown, and last_error says why."""
+    wait_for(lambda: os.path.isdir(mount.file(model, version)), f"version {version}")
+    assert mount.refused(f"pull {version}", model, "ctl") == "EBADMSG", mount.text(model, "last_error")
+    assert why in mount.text(model, "last_error"), mount.text(model, "last_error")
+    for name in "config.json", "model.safetensors":
+        try:
+            assert not mount.read(model, version, name), f"{name} was shown"
+        except OSError as e:
+            assert e.errno != errno.EISDIR, e
+
+
+class Run:
+    """A trainer's run whose agent signs."""
+
+    def __init__(self, *args, tensors=LARGE, key=None):
+        need_fuse()
+        self.key = key or new_key()
+        self.agent = Agent("--sign-key", self.key, *args)
+        self.url = self.agent.url
+        self.folders = {1: checkpoint(tensors, seed=1)}
+        self.newest = 1
+        self.agent.publish("actor", 1, self.folders[1])
+
+    def step(self, **kw):
+        self.newest += 1
+        self.folders[self.newest] = step(self.folders[self.newest - 1], self.newest, **kw)
+        self.agent.publish("actor", self.newest, self.folders[self.newest])
+        return self.newest
+
+    def mount(self, options="", source=None, key=None, kind=Mount):
+        return kind(source or self.url, f"verify-key={key or self.key}.pub{',' if options else ''}{options}")
+
+
+class Relay(Mount):
+    """A mount that serves others; .url is their source."""
+
+    def __init__(self, source, options=""):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        super().__init__(source, f"serve=127.0.0.1:{self.port}" + (f",{options}" if options else ""))
+
+
+def test_whole_version():
+    "a signed version is taken whole, by http and by the unix socket, and equals what was published; its manifest says which key"
+    run = Run()
+    for source in run.url, f"unix:{run.agent.sock}":
+        mount = run.mount(source=source)
+        assert "full" in pull(mount, 1)
+        same(mount, 1, run.folders[1])
+        assert len(json.loads(mount.text("actor/1/.wsync/manifest.json"))["signature"]) == 16 + 1 + 128
+    said = wsync("verify", "--key", run.key + ".pub", "--mount", mount.path, "actor", 1).stdout
+    assert "signed by run (" in said, said
+
+
+def test_headers():
+    "a look at the tensors of a signed version costs its headers, which are checked, too"
+    run = Run()
+    mount = run.mount()
+    mount.wait_version("actor", 1)
+    assert sorted(os.listdir(mount.file("actor/1/tensors")))[0] == "layer.0.weight"
+    assert "version.1" in mount.text("actor/status") and int(mount.status("actor")["version.1"].split("have=")[1].split()[0].rstrip("%") or 0) >= 0
+
+
+def test_steps():
+    "steps come as deltas whose records are checked, in chains and in place, too"
+    run = Run()
+    mounts = [run.mount(DELTAS) for _ in range(2)]
+    for m in mounts:
+        pull(m, 1)
+    same(mounts[0], 1, run.folders[1])
+    for _ in range(4):
+        version = run.step()
+        ways = [pull(m, version) for m in mounts]
+        assert all("delta from" in w or "chain of" in w for w in ways), ways
+        assert all("rest whole" not in w for w in ways), ways
+        same(mounts[0], version, run.folders[version])
+    same(mounts[1], version, run.folders[version])
+
+
+def test_unsigned():
+    "a mount with a key takes nothing from an agent that does not sign, and a mount without a key goes on as before"
+    need_fuse()
+    agent = Agent()
+    folder = checkpoint(MEDIUM, seed=1)
+    agent.publish("actor", 1, folder)
+    key = new_key()
+    refused(Mount(agent.url, f"verify-key={key}.pub"), 1, "is not signed")
+    refused(Mount(f"unix:{agent.sock}", f"verify-key={key}.pub"), 1, "is not signed")
+    folders = unique("folders")
+    os.makedirs(folders + "/actor")
+    os.rename(folder, folders + "/actor/1")
+    refused(Mount(f"dir:{folders}", f"verify-key={key}.pub"), 1, "is not signed")
+    pull(Mount(agent.url), 1)
+
+
+def test_another_key():
+    "what another key signed is refused, and so is a model that no key is given for"
+    run = Run(tensors=MEDIUM)
+    other = new_key("other")
+    refused(run.mount(key=other), 1, "not trusted for actor")
+    refused(Mount(run.url, f"verify-key=critic={run.key}.pub"), 1, "not trusted for actor")
+    refused(Mount(run.url, f"verify-key={run.key}.pub:actor={other}.pub"), 1, "not trusted for actor")
+    pull(Mount(run.url, f"verify-key={other}.pub:actor={run.key}.pub"), 1)
+
+
+def test_rotation():
+    "while mounts have both keys the agent changes from one to the other; when the old one is taken away its versions are refused"
+    run = Run(tensors=MEDIUM)
+    new = new_key("new")
+    both = Mount(run.url, f"verify-key={run.key}.pub,verify-key={new}.pub")
+    pull(both, 1)
+    run.agent.end()
+    agent = Agent("--sign-key", new, port=run.agent.port)
+    agent.publish("actor", 2, run.folders[1])
+    pull(both, 2)
+    refused(run.mount(), 2, "not trusted")
+    pull(run.mount(key=new), 2)
+
+
+def lying(run):
+    liar = Between(run.agent)
+    return liar, run.mount(source=liar.url)
+
+
+def test_block_and_hash_changed():
+    "a source that changes a block and, in the manifest and the listing, its hash is refused by the signature"
+    run = Run()
+    liar, mount = lying(run)
+    genuine = json.loads(urllib.request.urlopen(f"{run.url}/v1/actor/1/manifest").read())
+    evil = json.loads(json.dumps(genuine))
+    index = next(i for i, f in enumerate(evil["files"]) if f["name"] == "model.safetensors")
+    data = bytearray(open(os.path.join(run.folders[1], "model.safetensors"), "rb").read())
+    data[BLOCK + 5] ^= 1
+    evil["files"][index]["xxh3"][1] = hash64(data[BLOCK : 2 * BLOCK])
+    seal(evil)
+    mount.end()
+
+    def change(path, text):
+        if "/manifest" in path:
+            return json.dumps(evil).encode()
+        return text.replace(genuine["digest"].encode(), evil["digest"].encode())
+
+    liar.change = change
+    refused(run.mount(source=liar.url), 1, "did not make of this")
+    evil = {k: v for k, v in evil.items() if k != "signature"}
+    refused(run.mount(source=liar.url), 1, "is not signed")
+
+
+def test_leaves_of_other_bytes():
+    "a source whose list of the blocks' hashes was changed is refused, too, as is one that has none"
+    run = Run()
+    liar, _ = lying(run)
+
+    def change(path, text):
+        if "/signature" not in path:
+            return text
+        j = json.loads(text)
+        j["leaves"][-1] = j["leaves"][-1][:-1] + ("0" if j["leaves"][-1][-1] != "0" else "1")
+        return json.dumps(j).encode()
+
+    liar.change = change
+    refused(run.mount(source=liar.url), 1, "did not make of this")
+    liar.change = lambda path, text: b"{}" if "/signature" in path else text
+    refused(run.mount(source=liar.url), 1, "format")
+    liar.change, liar.wrong = None, None
+    none = Between(run.agent, "/signature")
+    none.wrong = (404, b"{}")
+    refused(run.mount(source=none.url), 1, "cannot show who signed")
+
+
+def test_a_better_source():
+    "where one source lies, what another one has is taken"
+    run = Run()
+    liar, _ = lying(run)
+    liar.change = lambda path, text: text.replace(b'"signature":"', b'"signature":"0') if "/manifest" in path else text
+    mount = run.mount(source=f"{liar.url},{run.url}")
+    mount.wait_version("actor", 1, sources=2)
+    pull(mount, 1)
+    same(mount, 1, run.folders[1])
+
+
+def test_old_manifest():
+    "an older version under a newer number, and a version of another lineage under the number of this one, are refused"
+    run = Run(tensors=MEDIUM)
+    old = json.loads(urllib.request.urlopen(f"{run.url}/v1/actor/1/manifest").read())
+    run.step()
+    new = json.loads(urllib.request.urlopen(f"{run.url}/v1/actor/2/manifest").read())
+    liar = Between(run.agent, "/2/manifest")
+
+    def offers(manifest):
+        """The source lists the manifest's version instead of version 2, and sends it."""
+        liar.wrong = (200, json.dumps(manifest).encode())
+        liar.change = lambda path, text: text if "/manifest" in path else \
+            text.replace(new["digest"].encode(), manifest["digest"].encode()).replace(new["run"].encode(), manifest["run"].encode())
+        return run.mount(source=liar.url)
+
+    refused(offers(seal({**old, "version": 2})), 2, "did not make of this")
+    refused(offers(seal({**new, "run": "another"})), 2, "did not make of this")
+    refused(offers({**new, "created_ns": new["created_ns"] + 10**15}), 2, "did not make of this")
+    mount = offers(old)
+    mount.wait_version("actor", 2)
+    assert mount.refused("pull 2", "actor", "ctl") == "EPROTO", mount.text("actor/last_error")
+
+
+def test_delta_of_other_bytes():
+    "a delta whose records or whose proof were changed is not used; the version comes whole"
+    run = Run()
+    liar, mount = lying(run)
+    mount.end()
+    mount = run.mount(DELTAS, source=liar.url)
+    pull(mount, 1)
+
+    def change(path, text):
+        if "/signature" in path and "base=" in path:
+            j = json.loads(text)
+            j["files"][-1] = j["files"][-1][:-1] + ("0" if j["files"][-1][-1] != "0" else "1")
+            return json.dumps(j).encode()
+        return text
+
+    liar.change = change
+    run.step()
+    way = pull(mount, 2)
+    assert "rest whole" in way, way
+    same(mount, 2, run.folders[2])
+    assert "did not make of this" in mount.text()
+
+
+def test_follow_is_not_led_back():
+    "a mount that follows is not led from a newer version to an older one by a source that lists no newer; an operator may go back"
+    run = Run(tensors=MEDIUM)
+    run.step()
+    liar, mount = lying(run)
+    mount.wait_version("actor", 2)
+    mount.write("2", "actor/version")
+    mount.write("follow", "actor/policy")
+    listed = {}
+
+    def change(path, text):
+        if "/v1/models" in path or "/events" in path:
+            j = json.loads(text)
+            for m in j.get("models", []):
+                m["versions"] = [v for v in m["versions"] if v["version"] == 1]
+                m["newest"] = 1
+                m["released"] = {"by": 2**40, "version": 1, "run": m["run"]}
+            listed["seen"] = True
+            return json.dumps(j).encode()
+        return text
+
+    liar.change = change
+    run.step()  # which ends the long poll
+    wait_for(lambda: listed.get("seen"), "the listing that lies")
+    wait_for(lambda: "older than" in mount.text("actor/last_error"), "the refusal")
+    assert mount.text("actor/version").split()[0].startswith("2"), mount.text("actor/version")
+    mount.write("1", "actor/version")
+    assert mount.text("actor/version").split()[0].startswith("1"), mount.text("actor/version")
+
+
+def test_keys():
+    "a secret key is a file of mode 0600 that is never overwritten; the agent refuses one that others can read, and nothing quotes it"
+    path = new_key()
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    words = open(path).read().split()
+    assert words[0] == "wsync-secret-key-1" and words[1] == "run" and len(words[2]) == 64
+    assert open(path + ".pub").read().split()[0] == "wsync-public-key-1"
+    again = wsync("key", "new", "--out", path, check=False)
+    assert again.returncode == 1 and "never overwritten" in again.stderr
+    os.chmod(path, 0o640)
+    said = wsync("agent", "--listen", f"127.0.0.1:{free_port()}", "--socket", "none", "--sign-key", path, check=False)
+    assert said.returncode == 1 and "chmod 600" in said.stderr and words[2] not in said.stderr + said.stdout
+    os.chmod(path, 0o600)
+    for bad in path, "/nonexistent", os.devnull:
+        r = wsync("mount", "-f", "-o", f"verify-key={bad}", "http://127.0.0.1:1", unique("nowhere"), check=False)
+        assert r.returncode != 0 and words[2] not in r.stderr + r.stdout, r.stderr
+    bad = wsync("key", "new", "--out", unique("k"), "--name", "two words", check=False)
+    assert bad.returncode == 2 and "cannot be a key's name" in bad.stderr
