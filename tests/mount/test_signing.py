@@ -95,8 +95,8 @@ class Run:
         self.agent.publish("actor", self.newest, self.folders[self.newest])
         return self.newest
 
-    def mount(self, options="", source=None, key=None, kind=Mount):
-        return kind(source or self.url, f"verify-key={key or self.key}.pub{',' if options else ''}{options}")
+    def mount(self, options="", source=None, key=None, **kw):
+        return Mount(source or self.url, f"verify-key={key or self.key}.pub{',' if options else ''}{options}", **kw)
 
 
 class Relay(Mount):
@@ -294,14 +294,16 @@ def test_delta_of_other_bytes():
 
 
 def test_follow_is_not_led_back():
-    "a mount that follows is not led from a newer version to an older one by a source that lists no newer; an operator may go back"
+    """a mount that follows is not led from a newer version to an older one, neither by a list without the newer one nor by a release, also
+    after its restart; an operator may go back"""
     run = Run(tensors=MEDIUM)
     run.step()
-    liar, mount = lying(run)
+    liar = Between(run.agent)
+    mount = run.mount(source=liar.url)
     mount.wait_version("actor", 2)
     mount.write("2", "actor/version")
     mount.write("follow", "actor/policy")
-    listed = {}
+    release = {}
 
     def change(path, text):
         if "/v1/models" in path or "/events" in path:
@@ -309,18 +311,28 @@ def test_follow_is_not_led_back():
             for m in j.get("models", []):
                 m["versions"] = [v for v in m["versions"] if v["version"] == 1]
                 m["newest"] = 1
-                m["released"] = {"by": 2**40, "version": 1, "run": m["run"]}
-            listed["seen"] = True
+                if release:
+                    m["released"] = {**release, "run": m["run"]}
             return json.dumps(j).encode()
         return text
 
     liar.change = change
-    run.step()  # which ends the long poll
-    wait_for(lambda: listed.get("seen"), "the listing that lies")
-    wait_for(lambda: "older than" in mount.text("actor/last_error"), "the refusal")
-    assert mount.text("actor/version").split()[0].startswith("2"), mount.text("actor/version")
+
+    def is_refused(m):
+        wait_for(lambda: "older than" in m.text("actor/last_error"), "the refusal", 30)
+
+    release.update(by=2**40, version=1)
+    is_refused(mount)
+    assert mount.text("actor/version").split()[0] == "2", mount.text("actor/version")
+    release.clear()
+    mount.end()
+    mount.detach()
+    mount = run.mount(source=liar.url, path=mount.path)
+    mount.wait_version("actor", 1)
+    is_refused(mount)
+    assert os.readlink(mount.file("actor/current")) != "1" if os.path.lexists(mount.file("actor/current")) else True
     mount.write("1", "actor/version")
-    assert mount.text("actor/version").split()[0].startswith("1"), mount.text("actor/version")
+    assert mount.text("actor/version").split()[0] == "1", mount.text("actor/version")
 
 
 def test_keys():
@@ -341,3 +353,19 @@ def test_keys():
         assert r.returncode != 0 and words[2] not in r.stderr + r.stdout, r.stderr
     bad = wsync("key", "new", "--out", unique("k"), "--name", "two words", check=False)
     assert bad.returncode == 2 and "cannot be a key's name" in bad.stderr
+
+
+def test_relays():
+    "relays with and without a key pass signatures on, of whole versions and of deltas; in rows and in rings, too"
+    run = Run()
+    first = Relay(run.url, DELTAS)
+    second = Relay(f"{first.url},{run.url}", f"verify-key={run.key}.pub,{DELTAS}")
+    mount = run.mount(DELTAS, source=second.url)
+    pull(mount, 1)
+    same(mount, 1, run.folders[1])
+    for _ in range(2):
+        version = run.step()
+        way = pull(mount, version)
+        assert ("delta from" in way or "chain of" in way) and "rest whole" not in way, way
+        same(mount, version, run.folders[version])
+    refused(run.mount(source=second.url, key=new_key("other")), version, "not trusted")
