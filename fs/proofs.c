@@ -122,7 +122,7 @@ static void ask(struct ws_proofs *p, struct proof *one)
 
     one->is_busy = true;
     pthread_mutex_unlock(&p->lock);
-    int rc = ws_model_query(one->model, one->path, NULL, &reply, &err);
+    int rc = ws_model_query_signature(one->model, one->path, &reply, &err);
     char *text = rc == 0 ? json_dumps(reply, JSON_COMPACT) : NULL;
     json_decref(reply);
     if (rc == 0 && !text)

@@ -55,20 +55,20 @@ static int query(struct ws_source_select *sel, struct ws_source_attempt *attempt
     return rc;
 }
 
-/* --- trees --- */
-
-/* That a source knows of no signature does not mean that the version is gone there. */
-static int says_unsigned(const struct ws_version *v, const struct ws_source_attempt *attempt, int rc,
-                         struct ws_error *err)
+/* That a source knows of no signature does not mean that the version is gone there. what: "the blocks of". */
+static int says_unsigned(const struct ws_version *v, const char *what, uint64_t number,
+                         const struct ws_source_attempt *attempt, int rc, struct ws_error *err)
 {
     char why[WS_ERROR_TEXT / 2];
 
     if (rc != -ENOENT && rc != -ESTALE && rc != -ENOTSUP && rc != -EOPNOTSUPP && rc != -EPROTO && rc != -EINVAL)
         return rc;
-    snprintf(why, sizeof(why), "%s", err->text);
-    return ws_error_set(err, EBADMSG, "%s cannot show who signed the blocks of %s/%lu, so they are not taken: %s",
-                        attempt->poller->source->url, v->model->name, v->number, why);
+    snprintf(why, sizeof(why), "%.*s", (int)sizeof(why) - 1, err->text);
+    return ws_error_set(err, EBADMSG, "%s cannot show who signed %s %s/%lu, so it is not taken: %s",
+                        attempt->poller->source->url, what, v->model->name, number, why);
 }
+
+/* --- trees --- */
 
 static int use_tree(void *arg, struct ws_source_attempt *attempt, struct ws_error *err)
 {
@@ -79,7 +79,7 @@ static int use_tree(void *arg, struct ws_source_attempt *attempt, struct ws_erro
     int rc = query(sel, attempt, v->number, v->lineage, NULL, &reply, err);
 
     if (rc < 0)
-        return says_unsigned(v, attempt, rc, err);
+        return says_unsigned(v, "the blocks of", v->number, attempt, rc, err);
     rc = ws_tree_from_json(reply, atomic_load(&v->manifest), v->store->options.trust, &tree, err);
     json_decref(reply);
     if (rc == 0 && !atomic_compare_exchange_strong(&v->tree, &none, tree))
@@ -109,7 +109,9 @@ int ws_signatures_get_delta(struct ws_source_select *sel, const struct ws_delta_
     while (attempt.poller) { /* until one has it; one that has not still has the version */
         json_t *reply = NULL;
         rc = query(sel, &attempt, link->target.version, link->target.lineage, &link->base, &reply, err);
-        if (rc == 0)
+        if (rc < 0)
+            rc = says_unsigned(v, "the delta to", link->target.version, &attempt, rc, err);
+        else
             rc = ws_delta_proof_from_json(reply, v->model->name, v->store->options.trust, out, err);
         json_decref(reply);
         attempt.skip |= ws_bit(attempt.poller->index);

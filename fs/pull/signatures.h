@@ -12,7 +12,7 @@ WS_MUST_USE int ws_signatures_check_manifest(struct ws_version *v, const struct 
                                              struct ws_error *err);
 /* Waits until a source has the tree of all blocks, and keeps it with the version. */
 WS_MUST_USE int ws_signatures_get_tree(struct ws_source_select *sel, struct ws_error *err);
-/* Waits until a source has the proof of a delta. -ENOENT: none has it. */
+/* Waits until a source has the proof of a delta. -EBADMSG: none shows it. */
 WS_MUST_USE int ws_signatures_get_delta(struct ws_source_select *sel, const struct ws_delta_link *link,
                                         struct ws_delta_proof **out, struct ws_error *err);
 

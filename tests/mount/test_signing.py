@@ -9,6 +9,7 @@ import hashlib
 import stat
 
 from between import Between
+from nginx import Nginx
 from world import *
 
 BLOCK = 4 << 20
@@ -369,3 +370,39 @@ def test_relays():
         assert ("delta from" in way or "chain of" in way) and "rest whole" not in way, way
         same(mount, version, run.folders[version])
     refused(run.mount(source=second.url, key=new_key("other")), version, "not trusted")
+
+
+def test_archive():
+    """an archive has the signatures of what is in it: by dir:, through a web server and through a relay, whole versions and deltas; where one
+    was changed or is missing, the version is refused"""
+    archive = unique("archive")
+    run = Run("--archive", archive, "--archive-every", "3")
+
+    def listed(version):
+        with contextlib.suppress(OSError):
+            with open(archive + "/v1/models") as f:
+                return any(v["version"] == version for m in json.load(f)["models"] for v in m["versions"])
+
+    wait_for(lambda: listed(1), "version 1 in the archive", 60)
+    for _ in range(2):
+        run.step()
+        wait_for(lambda: listed(run.newest), f"version {run.newest} in the archive", 60)
+    run.agent.end()
+    assert "leaves" in open(archive + "/v1/actor/1/signature").read() and "files" in open(archive + "/v1/actor/3/signature").read()
+    urls = [f"dir:{archive}"]
+    if shutil.which("nginx"):
+        urls.append(Nginx(f"        root {archive};").url)
+    urls.append(Relay(urls[0], DELTAS).url)
+    for url in urls:
+        mount = run.mount(DELTAS, source=url)
+        for version in 1, 3:
+            pull(mount, version)
+            same(mount, version, run.folders[version])
+    whole, delta = (f"{archive}/v1/actor/{n}/signature" for n in (1, 3))
+    os.rename(delta, whole + ".kept")
+    refused(run.mount(DELTAS, source=urls[0]), 3, "cannot show who signed the delta to actor/3")
+    with open(whole, "r+") as f:
+        text = f.read().replace('"leaves"', '"others"')
+        f.seek(0)
+        f.write(text)
+    refused(run.mount(DELTAS, source=urls[0]), 1, "is not that of its files")

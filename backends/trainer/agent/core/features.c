@@ -143,6 +143,16 @@ int ws_features_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t vers
     return rc;
 }
 
+int ws_features_signature(struct ws_agent *a, struct ws_agent_model *m, const struct ws_version_id *target,
+                          const struct ws_version_id *base, char **text)
+{
+    int rc = -ENOENT;
+    for (const struct ws_agent_feature *const *f = a->features; *f; f++)
+        if ((*f)->signature && rc == -ENOENT)
+            rc = (*f)->signature(a, m, target, base, text);
+    return rc;
+}
+
 void ws_features_left(struct ws_agent *a, struct ws_agent_model *m)
 {
     for (const struct ws_agent_feature *const *f = a->features; *f; f++)

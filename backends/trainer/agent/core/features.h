@@ -75,6 +75,10 @@ struct ws_agent_feature {
      * made; another error: why it could not be made just now. */
     int (*want)(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *lineage,
                 struct ws_error *err);
+    /* The signature of a version (base NULL), or of the delta that leads to it: *text, malloc'ed. -ENOENT: there is
+     * none; -EAGAIN: it is being made, `changed` says when it is there; -ESTALE: it was given up; -ENOMEM. */
+    int (*signature)(struct ws_agent *a, struct ws_agent_model *m, const struct ws_version_id *target,
+                     const struct ws_version_id *base, char **text);
     /* A rank has left the model. */
     void (*left)(struct ws_agent *a, struct ws_agent_model *m);
     /* Not under lock: a connection to the unix socket has ended, and its session is freed next. */
@@ -117,6 +121,9 @@ void ws_features_delta_made(struct ws_agent *a, struct ws_agent_model *m, struct
                             const struct ws_lease *base, const struct ws_lease *target);
 WS_MUST_USE int ws_features_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t version,
                                  const char *lineage, struct ws_error *err);
+WS_MUST_USE int ws_features_signature(struct ws_agent *a, struct ws_agent_model *m,
+                                      const struct ws_version_id *target, const struct ws_version_id *base,
+                                      char **text);
 void ws_features_left(struct ws_agent *a, struct ws_agent_model *m);
 void ws_features_gone(struct ws_agent *a, const struct ws_session *c);
 void ws_features_list(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out);

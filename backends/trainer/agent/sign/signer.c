@@ -384,7 +384,32 @@ static bool is_coming(struct ws_agent *a, const char *model, const struct ws_ver
     return comes;
 }
 
-/* -ENOENT: there is none / -EAGAIN: it is being made / -ESTALE: it was given up. */
+/* -ENOENT: there is none / -EAGAIN: it is being made / -ESTALE: it was given up. Under lock. */
+static int proof_json(const struct signing *s, const struct ws_version_id *target,
+                      const struct ws_version_id *base, json_t **out)
+{
+    const struct proof *p = find(s, target, base);
+
+    if (!p)
+        return -ENOENT;
+    if (p->state != SIGNED)
+        return p->state == PENDING ? -EAGAIN : -ESTALE;
+    *out = p->delta ? ws_delta_proof_to_json(p->delta) : ws_tree_to_json(p->tree);
+    return *out ? 0 : -ENOMEM;
+}
+
+static int signature(struct ws_agent *a, struct ws_agent_model *m, const struct ws_version_id *target,
+                     const struct ws_version_id *base, char **text)
+{
+    json_t *json = NULL;
+    int rc = a->options.sign_key ? proof_json(signing_of(m), target, base, &json) : -ENOENT;
+
+    if (rc == 0 && !(*text = json_dumps(json, JSON_COMPACT)))
+        rc = -ENOMEM;
+    json_decref(json);
+    return rc;
+}
+
 static int find_json(struct ws_agent *a, const char *model, struct ws_version_id *target,
                      struct ws_version_id *base, json_t **reply)
 {
@@ -396,13 +421,8 @@ static int find_json(struct ws_agent *a, const char *model, struct ws_version_id
         *target = ws_version_id_make(target->version, m->lineage);
     if (base && !base->lineage[0])
         *base = ws_version_id_make(base->version, target->lineage);
-    const struct proof *p = m ? find(signing_of(m), target, base) : NULL;
-    if (p && p->state == SIGNED) {
-        *reply = p->delta ? ws_delta_proof_to_json(p->delta) : ws_tree_to_json(p->tree);
-        rc = *reply ? 0 : -ENOMEM;
-    } else if (p) {
-        rc = p->state == PENDING ? -EAGAIN : -ESTALE;
-    }
+    if (m)
+        rc = proof_json(signing_of(m), target, base, reply);
     pthread_mutex_unlock(&a->lock);
     return rc;
 }
@@ -452,6 +472,7 @@ const struct ws_agent_feature ws_feature_sign = {
     .free = free_proofs,
     .filled = filled,
     .delta_made = delta_made,
+    .signature = signature,
     .status = put_status,
     .route = route,
 };
