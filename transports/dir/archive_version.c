@@ -148,7 +148,7 @@ static int write_chain(const struct ws_archive_write *w, const char *folder, str
 static int write_signature(const struct ws_archive_write *w, const char *folder, struct ws_error *err)
 {
     char path[WS_ARCHIVE_PATH_BYTES], *text = NULL;
-    int rc = w->hooks->signature ? w->hooks->signature(w->hooks->arg, &text, err) : 0;
+    int rc = w->hooks && w->hooks->signature ? w->hooks->signature(w->hooks->arg, &text, err) : 0;
     snprintf(path, sizeof(path), "%s/signature", folder);
     if (rc == 0 && text)
         rc = ws_archive_files_write(path, text, strlen(text), err);
