@@ -68,8 +68,8 @@ static struct proof *find(const struct ws_proofs *p, const char *path)
     struct proof *one;
 
     TAILQ_FOREACH(one, &p->all, entry)
-        if (strcmp(one->path, path) == 0)
-            return one;
+    if (strcmp(one->path, path) == 0)
+        return one;
     return NULL;
 }
 

@@ -280,7 +280,8 @@ static const struct {
     {"key-file", "FILE", set_key_file, "its private key"},
     {"verify", "imported", set_verify, "rehash also what a unix: source hands over by descriptor"},
     {"verify-key", "[MODEL=]FILE:...", add_verify_key,
-     "take only versions that were signed with one of these public keys (wsync key new), from whatever source: for "
+     "take only versions that were signed with one of these public keys (wsync key new), from whatever "
+     "source: for "
      "all models, or for MODEL alone; given again it adds keys. Default: signatures are not looked at"},
     {"allow_other", NULL, set_allow_other, "let other users read (the default for root)"},
     {"no_allow_other", NULL, set_no_allow_other, "only this user"},

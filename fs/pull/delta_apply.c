@@ -32,10 +32,11 @@ struct ws_delta_apply {
     const struct ws_manifest *manifest;
     struct ws_delta_plan plan;
     struct ws_delta *chain[WS_MAX_DELTA_CHAIN]; /* by step */
-    struct ws_delta_proof *proofs[WS_MAX_DELTA_CHAIN]; /* by step, where versions must be signed; NULL: none came */
-    size_t *base_file;                          /* of each file: its number in the base, or NONE */
-    atomic_uchar **tried;                       /* a byte a block: it was patched, or that failed */
-    const char *transport;                      /* guarded by selection->lock */
+    struct ws_delta_proof
+        *proofs[WS_MAX_DELTA_CHAIN]; /* by step, where versions must be signed; NULL: none came */
+    size_t *base_file;               /* of each file: its number in the base, or NONE */
+    atomic_uchar **tried;            /* a byte a block: it was patched, or that failed */
+    const char *transport;           /* guarded by selection->lock */
     _Atomic(uint64_t) patched_bytes, patched_ns;
     _Atomic(uint64_t) budget_bytes; /* for records that are still to come */
     pthread_mutex_t budget_lock;    /* for borrowing more; taken alone */

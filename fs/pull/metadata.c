@@ -93,7 +93,8 @@ static int get_header(struct ws_source_select *sel, size_t file, struct ws_error
     const struct ws_manifest *m = atomic_load(&v->manifest);
     const size_t n = ws_content_header_blocks(&m->files[file]) * WS_BLOCK_BYTES;
     struct ws_source_attempt attempt = {.needs_whole = true};
-    struct header h = {.version = v, .manifest = m, .file = file, .bytes = malloc(n), .came_ns = &sel->came_ns};
+    struct header h = {
+        .version = v, .manifest = m, .file = file, .bytes = malloc(n), .came_ns = &sel->came_ns};
     int rc;
 
     if (!h.bytes)

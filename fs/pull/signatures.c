@@ -1,6 +1,7 @@
 #include "fs/pull/signatures.h"
 #include "fs/store/content.h"
 #include "transports/base/clock.h"
+#include "transports/base/log.h"
 #include "transports/protocol/api.h"
 #include "transports/sign/proof_path.h"
 #include "transports/sign/tree.h"
@@ -21,9 +22,8 @@ int ws_signatures_check_manifest(struct ws_version *v, const struct ws_manifest 
     rc = ws_manifest_check(m, v->store->options.trust, &by, err);
     if (rc < 0)
         return rc;
-    pthread_mutex_lock(&v->store->lock);
-    v->signed_by = by;
-    pthread_mutex_unlock(&v->store->lock);
+    ws_log(WS_LOG_INFO, "store", "signed model=%s version=%lu run=%s key=%s name=%s", m->model, m->version,
+           m->lineage, by->id, by->name);
     return 0;
 }
 
@@ -61,7 +61,8 @@ static int says_unsigned(const struct ws_version *v, const char *what, uint64_t 
 {
     char why[WS_ERROR_TEXT / 2];
 
-    if (rc != -ENOENT && rc != -ESTALE && rc != -ENOTSUP && rc != -EOPNOTSUPP && rc != -EPROTO && rc != -EINVAL)
+    if (rc != -ENOENT && rc != -ESTALE && rc != -ENOTSUP && rc != -EOPNOTSUPP && rc != -EPROTO &&
+        rc != -EINVAL)
         return rc;
     snprintf(why, sizeof(why), "%.*s", (int)sizeof(why) - 1, err->text);
     return ws_error_set(err, EBADMSG, "%s cannot show who signed %s %s/%lu, so it is not taken: %s",

@@ -7,7 +7,7 @@
 #include "transports/delta/delta.h"
 #include "transports/sign/delta_proof.h"
 
-/* Is this manifest signed by a key that is trusted for the model? Records whose key it is. -EBADMSG. */
+/* Is this manifest signed by a key that is trusted for the model? Logs whose. -EBADMSG. */
 WS_MUST_USE int ws_signatures_check_manifest(struct ws_version *v, const struct ws_manifest *m,
                                              struct ws_error *err);
 /* Waits until a source has the tree of all blocks, and keeps it with the version. */

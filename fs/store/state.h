@@ -59,13 +59,13 @@ struct ws_version {
     /* set once, files before manifest */
     struct ws_file_state *files;
     _Atomic(struct ws_manifest *) manifest;
-    _Atomic(struct ws_tree *) tree; /* of its blocks, checked; NULL: not asked for, or it need not be signed */
+    _Atomic(struct ws_tree *)
+        tree; /* of its blocks, checked; NULL: not asked for, or it need not be signed */
     /* counted by lanes */
     _Atomic(uint64_t) moved_bytes, bad_blocks;
     /* guarded by store->lock */
     char digest[33]; /* as listed, then the manifest's */
     uint64_t listed_bytes, created_ns;
-    const struct ws_public_key *signed_by; /* of the store's trust; NULL: that was not checked */
     enum ws_version_state state;
     bool named, pinned;
     unsigned n_switches;           /* that go to it now */

@@ -42,9 +42,9 @@ struct ws_store_options {
     int nice;                        /* of all background threads */
     unsigned deadline_ms;            /* for a pull without progress; 0: WS_READ_DEADLINE_MS */
     uint64_t delta_cache_bytes;      /* for the deltas of each model; 0: versions are always pulled whole */
-    const struct ws_trust *trust;    /* versions must be signed by one of these keys; NULL: need not; copied */
-    bool own_memory;                 /* copy, never map the source's memory (link mode) */
-    bool verify_imported;            /* hash mapped memory before the version is READY */
+    const struct ws_trust *trust; /* versions must be signed by one of these keys; NULL: need not; copied */
+    bool own_memory;              /* copy, never map the source's memory (link mode) */
+    bool verify_imported;         /* hash mapped memory before the version is READY */
     struct ws_transport_prefs transport_prefs; /* of models that have none of their own */
     unsigned device;                           /* of this mount, in a broadcast */
     struct ws_speeds speeds;                   /* for the cost model; all 0: as measured */
@@ -142,7 +142,6 @@ struct ws_version_info {
     char why_not[WS_WHY_NOT_CHARS];       /* why each better strategy was not used */
     double pull_seconds;                  /* of the finished or the running pull */
     uint64_t created_ns;                  /* when it was published, CLOCK_REALTIME; 0: unknown */
-    char signed_by[WS_KEY_NAME_CHARS + WS_KEY_ID_CHARS + 4]; /* "NAME (ID)" of the key, as checked; else empty */
     bool pinned, has_manifest, at_source; /* at_source: a source still serves it, or all its parts */
     unsigned n_sources;                   /* that list it whole */
     uint64_t bad_blocks;                  /* blocks fetched again because a hash differed */

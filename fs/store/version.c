@@ -319,8 +319,6 @@ void ws_version_info(struct ws_version *v, struct ws_version_info *out)
     out->pull_seconds = v->pull_seconds;
     if (v->state == WS_PULLING || v->state == WS_VERIFYING)
         out->pull_seconds = (double)(ws_clock_ns() - v->pull_began_ns) / 1e9;
-    if (v->signed_by)
-        snprintf(out->signed_by, sizeof(out->signed_by), "%s (%s)", v->signed_by->name, v->signed_by->id);
     out->pinned = v->pinned;
     out->at_source = ws_version_is_offered(v);
     out->n_sources = (unsigned)__builtin_popcountll(v->sources);

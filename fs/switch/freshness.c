@@ -23,7 +23,8 @@ int ws_freshness_check(struct ws_control *c, struct ws_controller *ctl, struct w
     if (!ws_version_must_be_signed(v) || ns >= youngest)
         return 0;
     return ws_error_set(err, EPERM,
-                        "version %" PRIu64 " of %s is older than one that this mount had, by the time that was "
+                        "version %" PRIu64
+                        " of %s is older than one that this mount had, by the time that was "
                         "signed: it is not followed to; echo %" PRIu64 " > version, if it is meant",
                         ws_version_number(v), ctl->name, ws_version_number(v));
 }

@@ -1,7 +1,7 @@
 /* wsync key: makes keys that versions are signed with. */
+#include "transports/sign/key.h"
 #include "mount-helpers/cli/cli.h"
 #include "transports/base/file.h"
-#include "transports/sign/key.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -68,7 +68,8 @@ const struct cli_command cmd_key = {
     .summary = "make a key that versions are signed with",
     .synopsis = "new [--out FILE] [--name NAME]",
     .description =
-        "Makes a secret key (mode 0600) for 'wsync agent --sign-key', and a public one beside it for the mount "
+        "Makes a secret key (mode 0600) for 'wsync agent --sign-key', and a public one beside it for the "
+        "mount "
         "option verify-key=. Neither file is overwritten. Each is one line of text. To exchange a key, give "
         "mounts both public keys, then the agent the new secret one, then take the old public one away.",
     .examples = "wsync key new --out /etc/wsync/run7.key --name run7",

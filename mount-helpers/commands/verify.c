@@ -116,7 +116,8 @@ static int check_signature(const struct ws_manifest *m, const struct cli_args *a
     if (rc == 0 && trust.n)
         snprintf(who, cap, "signed by %s (%s)", by->name, by->id);
     else if (rc == 0 && m->signature)
-        snprintf(who, cap, "says to be signed by %.*s, not checked without --key", WS_KEY_ID_CHARS, m->signature);
+        snprintf(who, cap, "says to be signed by %.*s, not checked without --key", WS_KEY_ID_CHARS,
+                 m->signature);
     else if (rc == 0)
         snprintf(who, cap, "not signed");
     ws_trust_reset(&trust);
@@ -137,8 +138,9 @@ static int check_version(struct check *c, const struct cli_args *args)
         return cli_fail("%" PRIu64 " blocks of %s are wrong", c->bad, c->dir);
     double seconds = cli_now() - start;
     if (code == CLI_OK && !cli_has(args, "quiet"))
-        printf("%s: %zu files, %s, all blocks as published, digest %s, %s, %s\n", c->dir, c->manifest->n_files,
-               cli_size(c->manifest->total_bytes), c->manifest->digest, who, cli_rate(c->done_bytes, seconds));
+        printf("%s: %zu files, %s, all blocks as published, digest %s, %s, %s\n", c->dir,
+               c->manifest->n_files, cli_size(c->manifest->total_bytes), c->manifest->digest, who,
+               cli_rate(c->done_bytes, seconds));
     return code;
 }
 
@@ -174,8 +176,10 @@ const struct cli_command cmd_verify = {
     .synopsis = "[OPTIONS] MODEL VERSION\n[OPTIONS] PATH",
     .description =
         "Reads every byte through the mount, the way an engine does, and compares each 4 MiB block "
-        "with the hash that the trainer's agent computed. Names the first bytes that differ. Says who signed the "
-        "manifest: with --key that is checked, and these hashes are the signer's; they detect damage, and it is the "
+        "with the hash that the trainer's agent computed. Names the first bytes that differ. Says who signed "
+        "the "
+        "manifest: with --key that is checked, and these hashes are the signer's; they detect damage, and it "
+        "is the "
         "mount's verify-key= that compares the bytes themselves with what was signed.",
     .examples = "wsync verify actor 42\nwsync verify /wsync/actor/current/",
     .options = options,

@@ -253,7 +253,8 @@ static void a_manifest_stands_for_all_that_it_says(void **state)
     assert_int_equal(check(with, "malformed"), -EBADMSG);
     assert_int_equal(ws_manifest_sign(with, other, NULL), 0);
     assert_int_equal(check(with, "not trusted for actor"), -EBADMSG);
-    memcpy(with->signature, ws_secret_key_public(key)->id, WS_KEY_ID_CHARS); /* it claims to be by the trusted one */
+    memcpy(with->signature, ws_secret_key_public(key)->id,
+           WS_KEY_ID_CHARS); /* it claims to be by the trusted one */
     assert_int_equal(check(with, "did not make of this"), -EBADMSG);
     ws_manifest_free(with);
     ws_manifest_free(m);
@@ -272,7 +273,8 @@ static void a_tree_has_the_bytes_of_its_blocks(void **state)
     (void)state;
     assert_non_null(bytes);
     for (size_t b = 0; b < 2; b++)
-        ws_tree_leaf(0, b, bytes + b * WS_BLOCK_BYTES, ws_manifest_block_bytes(&m->files[0], b), t->leaves[0][b]);
+        ws_tree_leaf(0, b, bytes + b * WS_BLOCK_BYTES, ws_manifest_block_bytes(&m->files[0], b),
+                     t->leaves[0][b]);
     ws_tree_leaf(1, 0, "bytes", 5, t->leaves[1][0]);
     ws_tree_sign(t, key);
     json = ws_tree_to_json(t);
@@ -325,8 +327,8 @@ static void a_tree_has_the_bytes_of_its_blocks(void **state)
 
 static void add_record(struct ws_delta *d, uint32_t file, uint32_t block, const char *text)
 {
-    struct ws_delta_record *r = ws_delta_record_make(file, block, WS_DELTA_BLOCK, 0, (const unsigned char *)text,
-                                                     (uint32_t)strlen(text), 0);
+    struct ws_delta_record *r = ws_delta_record_make(file, block, WS_DELTA_BLOCK, 0,
+                                                     (const unsigned char *)text, (uint32_t)strlen(text), 0);
 
     assert_non_null(r);
     assert_int_equal(ws_delta_add(d, r), 0);
@@ -335,7 +337,8 @@ static void add_record(struct ws_delta *d, uint32_t file, uint32_t block, const 
 static void a_proof_has_the_records_of_its_delta(void **state)
 {
     struct ws_manifest *base = make_manifest("actor", 7, 1), *target = make_manifest("actor", 8, 2);
-    const struct ws_delta_link link = {.base = ws_version_id_make(7, "run"), .target = ws_version_id_make(8, "run")};
+    const struct ws_delta_link link = {.base = ws_version_id_make(7, "run"),
+                                       .target = ws_version_id_make(8, "run")};
     struct ws_delta_proof *p, *read;
     unsigned char id[WS_HASH_BYTES];
     struct ws_delta *d;

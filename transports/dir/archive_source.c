@@ -7,9 +7,9 @@
 #include "transports/delta/stream.h"
 #include "transports/dir/archive.h"
 #include "transports/dir/archive_listing.h"
-#include "transports/simd/copy.h"
 #include "transports/protocol/api.h"
 #include "transports/sign/proof_path.h"
+#include "transports/simd/copy.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

@@ -37,7 +37,7 @@ struct ws_delta_proof {
 WS_MUST_USE int ws_delta_proof_make(struct ws_delta_proof **out, const struct ws_delta *d,
                                     const struct ws_manifest *base, const struct ws_manifest *target,
                                     const struct ws_secret_key *k, struct ws_error *err);
-void ws_delta_proof_free(struct ws_delta_proof *p); /* NULL is fine */
+void ws_delta_proof_free(struct ws_delta_proof *p);             /* NULL is fine */
 json_t *ws_delta_proof_to_json(const struct ws_delta_proof *p); /* new reference; NULL: no memory */
 /* Takes only a proof by a key that is trusted for the model. The caller compares the ids of the manifests.
  * -EBADMSG, with a whole sentence; -ENOMEM. */

@@ -175,8 +175,9 @@ static int make(struct ws_secret_key **out, struct ws_error *err)
         return rc;
     *out = sodium_malloc(sizeof(**out));
     if (!*out)
-        return ws_error_set(err, ENOMEM, "no memory for a key that can be locked: raise the limit of locked "
-                                         "memory (ulimit -l)");
+        return ws_error_set(err, ENOMEM,
+                            "no memory for a key that can be locked: raise the limit of locked "
+                            "memory (ulimit -l)");
     memset(*out, 0, sizeof(**out));
     return 0;
 }
@@ -195,10 +196,11 @@ int ws_secret_key_new(const char *name, struct ws_secret_key **out, struct ws_er
 
     *out = NULL;
     if (!is_name(name, strnlen(name, WS_KEY_NAME_CHARS + 1)))
-        return ws_error_set(err, EINVAL,
-                            "\"%.64s\" cannot be a key's name: use 1 to %d of letters, digits, '.', '_', '@', "
-                            "'-'",
-                            name, WS_KEY_NAME_CHARS);
+        return ws_error_set(
+            err, EINVAL,
+            "\"%.64s\" cannot be a key's name: use 1 to %d of letters, digits, '.', '_', '@', "
+            "'-'",
+            name, WS_KEY_NAME_CHARS);
     rc = make(&k, err);
     if (rc < 0)
         return rc;

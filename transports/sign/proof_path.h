@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define WS_PROOF_VERB       "signature"
+#define WS_PROOF_VERB        "signature"
 #define WS_PROOF_QUERY_CHARS (2 * WS_LINEAGE_CHARS + 64)
 
 /* The query; base NULL: none. The lineages are safe names. */

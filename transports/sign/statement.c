@@ -58,12 +58,13 @@ int ws_statement_check(const struct ws_trust *t, const char *model, enum ws_stat
     id_text[WS_KEY_ID_CHARS] = '\0';
     k = ws_trust_find(t, model, id_text);
     if (!k)
-        return ws_error_set(err, EBADMSG, "is signed by the key %s, which is not trusted for %s here", id_text,
-                            model);
+        return ws_error_set(err, EBADMSG, "is signed by the key %s, which is not trusted for %s here",
+                            id_text, model);
     if (!ws_public_key_verifies(k, bytes, message, make_message(kind, hashes, message)))
-        return ws_error_set(err, EBADMSG,
-                            "has a signature that the key %s (%s) did not make of this: it was changed on its way",
-                            k->name, k->id);
+        return ws_error_set(
+            err, EBADMSG,
+            "has a signature that the key %s (%s) did not make of this: it was changed on its way", k->name,
+            k->id);
     if (by)
         *by = k;
     return 0;
@@ -140,8 +141,8 @@ int ws_manifest_check(const struct ws_manifest *m, const struct ws_trust *t, con
     if (rc < 0 && err) {
         char why[WS_ERROR_TEXT];
         snprintf(why, sizeof(why), "%s", err->text);
-        ws_error_set(err, -rc, "the manifest of %s/%lu %.300s; nothing of it is taken (verify-key=)", m->model,
-                     m->version, why);
+        ws_error_set(err, -rc, "the manifest of %s/%lu %.300s; nothing of it is taken (verify-key=)",
+                     m->model, m->version, why);
     }
     return rc;
 }

@@ -10,6 +10,8 @@
 #define LEAF   0
 #define ROOT   1
 
+#define PIECE_BYTES (128UL << 10)
+
 struct ws_tree *ws_tree_new(const struct ws_manifest *m)
 {
     struct ws_tree *t = calloc(1, sizeof(*t));
@@ -53,9 +55,10 @@ static void hash_number(crypto_generichash_state *h, uint64_t number)
     crypto_generichash_update(h, (const unsigned char *)&le, sizeof(le));
 }
 
-void ws_tree_leaf(size_t file, size_t block, const void *bytes, size_t n, unsigned char out[WS_HASH_BYTES])
+bool ws_tree_leaf_until(size_t file, size_t block, const void *bytes, size_t n, const atomic_bool *stop,
+                        unsigned char out[WS_HASH_BYTES])
 {
-    const unsigned char kind = LEAF;
+    const unsigned char kind = LEAF, *at = bytes;
     crypto_generichash_state h;
 
     crypto_generichash_init(&h, NULL, 0, WS_HASH_BYTES);
@@ -63,8 +66,21 @@ void ws_tree_leaf(size_t file, size_t block, const void *bytes, size_t n, unsign
     hash_number(&h, file);
     hash_number(&h, block);
     hash_number(&h, n);
-    crypto_generichash_update(&h, bytes, n);
+    for (size_t left = n; left > 0;) {
+        const size_t piece = left < PIECE_BYTES ? left : PIECE_BYTES;
+        if (stop && atomic_load(stop))
+            return false;
+        crypto_generichash_update(&h, at, piece);
+        at += piece;
+        left -= piece;
+    }
     crypto_generichash_final(&h, out, WS_HASH_BYTES);
+    return true;
+}
+
+void ws_tree_leaf(size_t file, size_t block, const void *bytes, size_t n, unsigned char out[WS_HASH_BYTES])
+{
+    (void)ws_tree_leaf_until(file, block, bytes, n, NULL, out);
 }
 
 bool ws_tree_has(const struct ws_tree *t, size_t file, size_t block, const void *bytes, size_t n)
@@ -127,8 +143,8 @@ json_t *ws_tree_to_json(const struct ws_tree *t)
         }
     }
     ws_hex_print(t->manifest_id, WS_HASH_BYTES, id);
-    out = json_pack("{s:i,s:s,s:s,s:o}", "format", FORMAT, "manifest", id, "signature", t->signature, "leaves",
-                    leaves);
+    out = json_pack("{s:i,s:s,s:s,s:o}", "format", FORMAT, "manifest", id, "signature", t->signature,
+                    "leaves", leaves);
     return out;
 }
 
@@ -157,13 +173,15 @@ int ws_tree_from_json(const json_t *json, const struct ws_manifest *m, const str
 
     *out = NULL;
     if (json_integer_value(json_object_get(json, "format")) != FORMAT)
-        return ws_error_set(err, EBADMSG, "the signature of %s/%lu has a format that this program does not know",
-                            m->model, m->version);
+        return ws_error_set(err, EBADMSG,
+                            "the signature of %s/%lu has a format that this program does not know", m->model,
+                            m->version);
     t = ws_tree_new(m);
     if (!t)
         return ws_error_set(err, ENOMEM, "no memory for the hashes of %s/%lu", m->model, m->version);
     if (read_leaves(t, json_object_get(json, "leaves")) < 0) {
-        rc = ws_error_set(err, EBADMSG, "the signature of %s/%lu is not that of its files", m->model, m->version);
+        rc = ws_error_set(err, EBADMSG, "the signature of %s/%lu is not that of its files", m->model,
+                          m->version);
     } else {
         make_statement(t, hashes);
         rc = ws_statement_check(trust, m->model, WS_SIGNED_BLOCKS,

@@ -5,12 +5,13 @@
 #define WS_TRANSPORTS_SIGN_TRUST_H
 #include "transports/sign/key.h"
 
+struct ws_trusted_key {
+    char *model; /* NULL: all models */
+    struct ws_public_key key;
+};
 struct ws_trust {
+    struct ws_trusted_key *keys;
     size_t n;
-    struct ws_trusted_key {
-        char *model; /* NULL: all models */
-        struct ws_public_key key;
-    } *keys;
 };
 /* Adds "FILE" or "MODEL=FILE"; several with ':' between. -EINVAL: a model's name, too many keys; or what reading
  * the file says. */

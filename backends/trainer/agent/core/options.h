@@ -24,7 +24,7 @@ struct ws_agent_options {
     unsigned archive_every;     /* an anchor every so many versions, deltas between; 0: 10 */
     unsigned archive_keep;      /* anchors that are kept, with the deltas on them; 0: 3 */
     const struct ws_secret_key *sign_key; /* versions are signed with it; NULL: they are not */
-    unsigned n_threads;         /* hashing after commit, and encoding; 0: cores */
+    unsigned n_threads;                   /* hashing after commit, and encoding; 0: cores */
     int nice;
     const char *primary; /* URL of the agent that the others report to; NULL: this one, or none */
     struct ws_source_options primary_access; /* token and TLS for it; borrowed while the agent is made */

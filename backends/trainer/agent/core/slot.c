@@ -1,6 +1,6 @@
 #include "backends/trainer/agent/core/slot.h"
-#include "transports/simd/copy.h"
 #include "transports/sign/statement.h"
+#include "transports/simd/copy.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>

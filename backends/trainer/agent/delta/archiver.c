@@ -220,7 +220,8 @@ static int get_signature(void *arg, char **text, struct ws_error *err)
 static int write_version(struct ws_agent *a, struct job *j, unsigned *depth, struct ws_error *err)
 {
     const struct ws_archive_version v = {j->manifest, j->json, j->json_bytes};
-    const struct ws_archive_hooks work = {.block = copy_block, .signature = get_signature, .arg = j, .stop = &j->stop};
+    const struct ws_archive_hooks work = {
+        .block = copy_block, .signature = get_signature, .arg = j, .stop = &j->stop};
     struct ws_archive *to = archiver_of(a)->archive;
     int rc = 0;
     if (ws_archive_has(to, j->manifest, depth))

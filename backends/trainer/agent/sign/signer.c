@@ -1,7 +1,7 @@
 /* Signer: signs what this agent announces, where it has a key (--sign-key).
  *
  * The manifest is signed before the version is announced (core/slot.c). The tree of all blocks follows: a thread
- * hashes the slot under a lease that its revocation ends, at the lowest priority, because only whole pulls wait for
+ * hashes the slot under a lease that its revocation ends at once, at a low priority, because only whole pulls wait for
  * it. Leaves of blocks that did not change are taken over from a version before. A delta is signed as soon as it is
  * whole. Both stay in memory for as long as some versions do, and are answered at
  * GET /v1/{model}/{version}/signature (transports/sign/proof_path.h). */
@@ -21,7 +21,7 @@
 
 #define MOST_TREES  (2 * WS_MAX_SLOTS) /* of a model */
 #define MOST_DELTAS 64
-#define NICE        19
+#define NICE        10
 
 enum proof_state { PENDING, SIGNED, GIVEN_UP };
 
@@ -92,9 +92,9 @@ static struct proof *find(const struct signing *s, const struct ws_version_id *t
     struct proof *p;
 
     TAILQ_FOREACH(p, &s->proofs, entry)
-        if (ws_version_id_equal(&p->target, target) &&
-            (base ? ws_version_id_equal(&p->base, base) : !p->base.lineage[0]))
-            return p;
+    if (ws_version_id_equal(&p->target, target) &&
+        (base ? ws_version_id_equal(&p->base, base) : !p->base.lineage[0]))
+        return p;
     return NULL;
 }
 
@@ -114,7 +114,8 @@ static void trim(struct signing *s)
 }
 
 /* NULL: no memory. One of before with the same name gives way. */
-static struct proof *add(struct signing *s, const struct ws_version_id *target, const struct ws_version_id *base)
+static struct proof *add(struct signing *s, const struct ws_version_id *target,
+                         const struct ws_version_id *base)
 {
     struct proof *p = find(s, target, base), *made = calloc(1, sizeof(*made));
 
@@ -187,14 +188,13 @@ static void hash_block(void *arg, size_t block)
     const struct ws_lease *lease = &h->job->lease->base;
     unsigned char *leaf = h->tree->leaves[h->file][block];
 
-    if (atomic_load(&h->job->stop))
-        return;
     if (is_unchanged(h, block))
         memcpy(leaf, h->before->tree->leaves[h->file][block], WS_HASH_BYTES);
     else
-        ws_tree_leaf(h->file, block,
-                     (const unsigned char *)ws_region_data(lease->regions[h->file]) + block * WS_BLOCK_BYTES,
-                     ws_manifest_block_bytes(&lease->manifest->files[h->file], block), leaf);
+        (void)ws_tree_leaf_until(
+            h->file, block,
+            (const unsigned char *)ws_region_data(lease->regions[h->file]) + block * WS_BLOCK_BYTES,
+            ws_manifest_block_bytes(&lease->manifest->files[h->file], block), &h->job->stop, leaf);
 }
 
 static bool has_same_files(const struct ws_manifest *a, const struct ws_manifest *b)
@@ -202,7 +202,8 @@ static bool has_same_files(const struct ws_manifest *a, const struct ws_manifest
     bool same = a->n_files == b->n_files;
 
     for (size_t i = 0; same && i < a->n_files; i++)
-        same = a->files[i].size_bytes == b->files[i].size_bytes && strcmp(a->files[i].name, b->files[i].name) == 0;
+        same = a->files[i].size_bytes == b->files[i].size_bytes &&
+               strcmp(a->files[i].name, b->files[i].name) == 0;
     return same;
 }
 
@@ -212,8 +213,8 @@ static struct proof *find_before(const struct signing *s, const struct ws_manife
     struct proof *p;
 
     TAILQ_FOREACH(p, &s->proofs, entry)
-        if (p->state == SIGNED && p->tree && has_same_files(p->manifest, m))
-            return p;
+    if (p->state == SIGNED && p->tree && has_same_files(p->manifest, m))
+        return p;
     return NULL;
 }
 
@@ -262,7 +263,8 @@ static void sign_version(struct ws_agent *a, struct job *j, struct ws_workers *w
     p->state = tree ? SIGNED : GIVEN_UP;
     *(tree ? &s->n_trees : &s->n_given_up) += 1;
     ws_log(WS_LOG_INFO, "agent", "%s model=%s version=%" PRIu64 " seconds=%.3f",
-           tree ? "signed, all blocks" : "its blocks are not signed: the slot was wanted, or there was no memory",
+           tree ? "signed, all blocks"
+                : "its blocks are not signed: the slot was wanted, or there was no memory",
            j->model->name, p->target.version, (double)(ws_clock_ns() - began) / 1e9);
     trim(s);
 }
@@ -377,7 +379,8 @@ static bool is_coming(struct ws_agent *a, const char *model, const struct ws_ver
     struct ws_delta *d;
     bool comes = false;
 
-    if (ws_encoder_delta(a, model, target->version, target->lineage, base, 0, &d, &(struct ws_error){0}) == 0) {
+    if (ws_encoder_delta(a, model, target->version, target->lineage, base, 0, &d, &(struct ws_error){0}) ==
+        0) {
         comes = ws_delta_state(d) != WS_DELTA_GIVEN_UP;
         ws_delta_put(d);
     }
