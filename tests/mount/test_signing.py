@@ -406,6 +406,26 @@ def test_follow_is_not_led_back():
     assert mount.text("actor/version").split()[0] == "1", mount.text("actor/version")
 
 
+def test_lineage_is_not_rolled_back():
+    "a mount that follows a run is not led to an older run whose versions the same key signed, by a source that shows that one as live"
+    old = Run(tensors=MEDIUM)
+    for _ in range(2):
+        old.step()
+    run = Run(tensors=MEDIUM, key=old.key)
+    shown = type("Shown", (), {"url": run.url})
+    liar = Between(shown)
+    mount = run.mount(source=liar.url)
+    mount.wait_version("actor", 1)
+    mount.write("follow", "actor/policy")
+    wait_for(lambda: mount.text("actor/version").split()[0] == "1", "the version that is followed")
+    shown.url = old.url
+    wait_for(lambda: "older than" in mount.text("actor/last_error"), "the refusal", 30)
+    same(mount, "current", run.folders[1])
+    shown.url = run.url
+    run.step()
+    wait_for(lambda: mount.text("actor/version").split()[0] == "2", "the next version", 30)
+
+
 def test_keys():
     "a secret key is a file of mode 0600 that is never overwritten; the agent refuses one that others can read, and nothing quotes it"
     path = new_key()

@@ -19,7 +19,7 @@
 #include <string.h>
 #include <sys/queue.h>
 
-#define MOST_TREES  (2 * WS_MAX_SLOTS) /* of a model */
+#define MOST_TREES  WS_MAX_SLOTS /* of a model */
 #define MOST_DELTAS 64
 #define NICE        10
 
