@@ -40,22 +40,27 @@ struct ws_proofs {
 
 /* --- with the lock --- */
 
-static void drop(struct ws_proofs *p, struct proof *one)
+static void free_proof(struct proof *one)
 {
-    TAILQ_REMOVE(&p->all, one, entry);
-    p->n--;
-    p->bytes -= one->bytes;
     ws_model_put(one->model);
     free(one->path);
     free(one->text);
     free(one);
 }
 
+static void drop(struct ws_proofs *p, struct proof *one)
+{
+    TAILQ_REMOVE(&p->all, one, entry);
+    p->n--;
+    p->bytes -= one->bytes;
+    free_proof(one);
+}
+
 static void trim(struct ws_proofs *p)
 {
     struct proof *one = TAILQ_LAST(&p->all, proofs);
 
-    while (one && (p->n > MOST || p->bytes > MOST_BYTES)) {
+    while (one && (p->n >= MOST || p->bytes > MOST_BYTES)) {
         struct proof *before = TAILQ_PREV(one, proofs, entry);
         if (!one->is_busy)
             drop(p, one);
@@ -81,11 +86,11 @@ static struct proof *add(struct ws_proofs *p, struct ws_model *m, const char *pa
         free(one);
         return NULL;
     }
+    trim(p); /* before it is there: it is not to go itself */
     one->model = ws_model_get(m);
     one->rc = -EAGAIN;
     TAILQ_INSERT_HEAD(&p->all, one, entry);
     p->n++;
-    trim(p);
     pthread_cond_signal(&p->changed);
     return one;
 }
@@ -222,8 +227,10 @@ void ws_proofs_free(struct ws_proofs *p)
         return;
     ws_proofs_stop(p);
     pthread_join(p->thread, NULL);
-    while (!TAILQ_EMPTY(&p->all))
-        drop(p, TAILQ_FIRST(&p->all));
+    for (struct proof *one = TAILQ_FIRST(&p->all), *after; one; one = after) {
+        after = TAILQ_NEXT(one, entry);
+        free_proof(one);
+    }
     pthread_cond_destroy(&p->changed);
     pthread_mutex_destroy(&p->lock);
     free(p);

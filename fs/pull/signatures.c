@@ -61,8 +61,7 @@ static int says_unsigned(const struct ws_version *v, const char *what, uint64_t 
 {
     char why[WS_ERROR_TEXT / 2];
 
-    if (rc != -ENOENT && rc != -ESTALE && rc != -ENOTSUP && rc != -EOPNOTSUPP && rc != -EPROTO &&
-        rc != -EINVAL)
+    if (rc != -ENOENT && rc != -ESTALE && rc != -EOPNOTSUPP && rc != -EPROTO && rc != -EINVAL)
         return rc;
     snprintf(why, sizeof(why), "%.*s", (int)sizeof(why) - 1, err->text);
     return ws_error_set(err, EBADMSG, "%s cannot show who signed %s %s/%lu, so it is not taken: %s",

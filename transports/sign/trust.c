@@ -29,7 +29,7 @@ static int add_one(struct ws_trust *t, const char *text, size_t n, struct ws_err
     keys = rc == 0 ? ws_vector_room(t->keys, t->n, sizeof(one)) : NULL;
     if (rc == 0 && !keys)
         rc = ws_error_set(err, ENOMEM, "no memory for a key");
-    if (rc < 0) {
+    if (!keys) {
         free(one.model);
         return rc;
     }
