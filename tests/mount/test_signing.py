@@ -112,8 +112,8 @@ class Relay(Mount):
 def test_whole_version():
     "a signed version is taken whole, by http and by the unix socket, and equals what was published; its manifest says which key"
     run = Run()
-    for source in run.url, f"unix:{run.agent.sock}":
-        mount = run.mount(source=source)
+    for source, options in (run.url, ""), (f"unix:{run.agent.sock}", ""), (run.url, "reads=link"):
+        mount = run.mount(options, source=source)
         assert "full" in pull(mount, 1)
         same(mount, 1, run.folders[1])
         assert len(json.loads(mount.text("actor/1/.wsync/manifest.json"))["signature"]) == 16 + 1 + 128
@@ -424,6 +424,25 @@ def test_lineage_is_not_rolled_back():
     shown.url = run.url
     run.step()
     wait_for(lambda: mount.text("actor/version").split()[0] == "2", "the next version", 30)
+
+
+def test_export():
+    "an export takes what was signed, nothing else, and its `latest` is not led back to an older run that the same key signed"
+    old = Run(tensors=MEDIUM)
+    old.step()
+    run = Run(tensors=MEDIUM, key=old.key)
+    shown = type("Shown", (), {"url": run.url})
+    folders = [unique("export") for _ in range(2)]
+    strict = Process("export", "-o", f"verify-key={new_key('other')}.pub", run.url, folders[1])
+    Process("export", "-o", f"verify-key={run.key}.pub", Between(shown).url, folders[0])
+    latest = folders[0] + "/actor/latest"
+    wait_for(lambda: os.path.lexists(latest) and os.readlink(latest) == "1", "the export", 40)
+    assert tensors_of(latest + "/model.safetensors") == tensors_of(run.folders[1] + "/model.safetensors")
+    shown.url = old.url
+    wait_for(lambda: os.path.isdir(folders[0] + "/actor/2"), "the old version", 40)
+    wait_for(lambda: not os.path.lexists(latest), "the link to go", 40)
+    wait_for(lambda: "not trusted" in strict.text(), "the refusal")
+    assert not os.path.exists(folders[1] + "/actor/1") and not os.path.lexists(folders[1] + "/actor/latest")
 
 
 def test_keys():
