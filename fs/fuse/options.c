@@ -213,6 +213,13 @@ static int set_verify(struct ws_mount_options *o, const char *value)
     return o->store.verify_imported ? 0 : -EINVAL;
 }
 
+/* Keys are read when the options are parsed, as tokens are. */
+static int add_verify_key(struct ws_mount_options *o, const char *value)
+{
+    int rc = ws_trust_add(&o->trust, value, &o->why);
+    return rc == -EINVAL ? -ENODATA : rc; /* -EINVAL would be said of the option's form */
+}
+
 #define SET_FLAG(name, field)                                                                                \
     static int name(struct ws_mount_options *o, const char *value)                                           \
     {                                                                                                        \
@@ -279,6 +286,10 @@ static const struct {
     {"cert-file", "FILE", set_cert_file, "client certificate for https sources"},
     {"key-file", "FILE", set_key_file, "its private key"},
     {"verify", "imported", set_verify, "rehash also what a unix: source hands over by descriptor"},
+    {"verify-key", "[MODEL=]FILE:...", add_verify_key,
+     "take only versions that were signed with one of these public keys (wsync key new), from whatever "
+     "source: for "
+     "all models, or for MODEL alone; given again it adds keys. Default: signatures are not looked at"},
     {"allow_other", NULL, set_allow_other, "let other users read (the default for root)"},
     {"no_allow_other", NULL, set_no_allow_other, "only this user"},
     {"uid", "N", set_uid, "owner of all files"},
@@ -469,4 +480,5 @@ void ws_mount_options_release(struct ws_mount_options *o)
     for (size_t i = 0; i < o->n_tokens; i++)
         ws_secret_free(o->tokens[i]);
     o->n_strings = o->n_tokens = 0;
+    ws_trust_reset(&o->trust);
 }

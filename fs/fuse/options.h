@@ -23,6 +23,7 @@ struct ws_mount_options {
     unsigned deadline_ms;
     char *log_file, *fsname, *state, *host, *listen, *listen_tokens, *files;
     struct ws_tcp_server_options serve; /* listen NULL: it serves no other mounts */
+    struct ws_trust trust;              /* verify-key=; the store's options lead to it */
     char *strings[24];                  /* owned: what the pointers above lead to */
     size_t n_strings;
     char *tokens[8]; /* the same, in secret memory */

@@ -49,6 +49,8 @@ static const struct cli_option options[] = {
     {"primary-ca", 0, "FILE", "with --primary: trust this CA's certificates (PEM) for https"},
     {"primary-cert", 0, "FILE", "with --primary: show this client certificate"},
     {"primary-key", 0, "FILE", "with --primary: its private key"},
+    {"sign-key", 0, "FILE",
+     "sign each version with this secret key (wsync key new), for mounts with verify-key="},
     {"memory", 'm', "SIZE", "budget of all slots; default: what the machine and its cgroups allow"},
     {"slots", 0, "N",
      "most slots of one model; default 4: two, and those that readers on this host keep. These get the "
@@ -214,6 +216,11 @@ static int run(const struct cli_args *args)
         return cli_usage("--tokens has the tokens of all clients: give it or --token-file");
     char *token = token_file ? cli_read_token(token_file) : NULL;
 
+    struct ws_secret_key *sign_key = NULL;
+    struct ws_error err = {0};
+    if (cli_get(args, "sign-key") && ws_secret_key_read(cli_get(args, "sign-key"), &sign_key, &err) < 0)
+        return cli_fail("%s", err.text);
+    o.sign_key = sign_key;
     o.tcp.access.token = token;
     o.primary = cli_get(args, "primary");
     o.primary_access = (struct ws_source_options){
@@ -250,6 +257,7 @@ static int run(const struct cli_args *args)
     drop_listeners(astraflow, o.n_astraflow);
     ws_secret_free(token);
     ws_secret_free(primary_token);
+    ws_secret_key_free(sign_key);
     return rc;
 }
 

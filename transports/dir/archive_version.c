@@ -145,6 +145,17 @@ static int write_chain(const struct ws_archive_write *w, const char *folder, str
     return rc;
 }
 
+static int write_signature(const struct ws_archive_write *w, const char *folder, struct ws_error *err)
+{
+    char path[WS_ARCHIVE_PATH_BYTES], *text = NULL;
+    int rc = w->hooks && w->hooks->signature ? w->hooks->signature(w->hooks->arg, &text, err) : 0;
+    snprintf(path, sizeof(path), "%s/signature", folder);
+    if (rc == 0 && text)
+        rc = ws_archive_files_write(path, text, strlen(text), err);
+    free(text);
+    return rc;
+}
+
 int ws_archive_version_write(const struct ws_archive_write *w, const char *folder, struct ws_error *err)
 {
     char path[WS_ARCHIVE_PATH_BYTES];
@@ -156,5 +167,7 @@ int ws_archive_version_write(const struct ws_archive_write *w, const char *folde
         rc = write_chain(w, folder, err);
     if (rc == 0)
         rc = ws_archive_files_write(path, w->version->json, w->version->json_bytes, err);
+    if (rc == 0)
+        rc = write_signature(w, folder, err);
     return rc == 0 ? ws_archive_files_sync(folder, err) : rc;
 }
