@@ -6,6 +6,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 enum ws_http_methods {
     WS_HTTP_GET = 1,
@@ -21,6 +22,7 @@ struct ws_http_need {
     enum ws_role role;
     bool is_of_models;           /* the client has to be allowed to use */
     char model[WS_MAX_NAME + 1]; /* this one; empty: all */
+    size_t max_body;             /* what its body may have */
 };
 
 struct MHD_Connection;
@@ -30,10 +32,10 @@ struct ws_http_incoming {
     char *target, *query; /* path and query as sent, percent-encoded; NULL: no query */
     const char *path;     /* decoded, without the query */
     const char *method_name;
-    unsigned method;      /* one of enum ws_http_methods */
-    struct ws_bytes body; /* empty: none */
-    json_t *json;         /* of ws_http_json; a handler may put something else there */
-    void *own;            /* its handler's */
+    unsigned method;        /* one of enum ws_http_methods */
+    struct ws_bytes body;   /* empty: none */
+    json_t *json;           /* of ws_http_json; a handler may put something else there */
+    void *own;              /* its handler's */
     struct ws_identity who; /* its client; the name is empty where nothing says that */
 
     /* The server's own. */
@@ -44,7 +46,9 @@ struct ws_http_incoming {
     const char *lacks;                 /* what its client's certificate does; NULL: nothing */
     bool is_too_large, is_counted;
     struct ws_http_need need;
-    bool is_unauthenticated; /* no identity, and the server limits such requests: its body is read and dropped */
+    bool
+        is_unauthenticated; /* no identity, and the server limits such requests: its body is read and dropped */
+    uint64_t received;      /* bytes of its body */
 };
 
 const char *ws_http_header(const struct ws_http_incoming *in, const char *name);   /* or NULL */
