@@ -273,6 +273,32 @@ def test_slow_bodies_and_readers():
     assert taken >= 32 << 20, taken
 
 
+def test_servers_where_nobody_has_an_identity():
+    "silent, half-sent and idle connections keep no probe, receiver or control plane out of a mount's probes, AstraFlow's listener and an engine"
+    need_fuse()
+    flow, probes = free_port(), free_port()
+    agent = Agent("--astraflow", f"127.0.0.1:{flow}")
+    agent.publish("actor", 1, folder := checkpoint(SMALL))
+    mount = Mount(agent.url, f"listen=127.0.0.1:{probes}")
+    mount.wait_version("actor", 1)
+    engine = Engine(folder)
+    for port, path, n in ((probes, "/healthz", 600), (flow, "/get_version", 600), (engine.port, "/health", 80)):
+        request = f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+        for data in (b"", b"GET /hea", request, b"POST /request_transfer HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"):
+            few, longest = [], 0
+            for more in (min(64, n), n - 64):
+                few += [connected(port, data) for _ in range(more)]
+                for _ in range(3):
+                    began = time.monotonic()
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60 * SLOW) as r:
+                        assert r.status == 200
+                    longest = max(longest, time.monotonic() - began)
+            print(f"{path} with {len(few)} that sent {data[:12]}: {longest:.3f} s")
+            assert longest < MOST_SECONDS * 5, (path, data, longest)
+            for s in few:
+                s.close()
+
+
 def closed(s):
     try:
         return not s.recv(1, socket.MSG_PEEK)

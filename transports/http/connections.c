@@ -200,7 +200,7 @@ static void begin(struct ws_http_connections *c, struct ws_http_link *l, enum do
         l->since_ns = now;
         l->received = received;
         atomic_store(&l->body_bytes, 0);
-        set_stranger(c, l, !l->is_known && !l->is_ending && (doing == SENDS_HEAD || doing == IS_IDLE), now);
+        set_stranger(c, l, !l->is_known && !l->is_ending && doing != IS_SERVED, now);
     }
     pthread_mutex_unlock(&c->lock);
 }

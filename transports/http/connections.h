@@ -1,7 +1,7 @@
 /* Connections: those of a server, what each of them does and since when, and which are ended. Thread safe.
  *
- * A connection is a stranger from when it is accepted until a head has come whole, and again between the requests
- * of a client that has not shown who it is. Strangers have a limit together, and one by address; where either is
+ * A connection is a stranger until its client has shown who it is, but for the time in which a request of it is
+ * served: it has come whole, and is answered. Strangers have a limit together, and one by address; where either is
  * reached, the stranger that has been silent for longest is ended for the newest. So clients that are known
  * always find room, however many of them come from one address. Numbers are in base/limits.h. */
 #ifndef WS_TRANSPORTS_HTTP_CONNECTIONS_H
