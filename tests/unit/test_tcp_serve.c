@@ -144,6 +144,25 @@ static void test_half_open(void **state)
     ws_tcp_server_free(s);
 }
 
+/* The end of what a client sends comes with its last request: libmicrohttpd alone would keep it for two minutes. */
+static void test_half_closed(void **state)
+{
+    struct ws_tcp_server *s = serve(NULL);
+    char reply[4096];
+    ssize_t n;
+    (void)state;
+    for (unsigned i = 0; i < 8; i++) {
+        int sock = call(s, PROBE);
+        assert_int_equal(shutdown(sock, SHUT_WR), 0);
+        assert_int_equal(status_of(sock), 200);
+        while ((n = recv(sock, reply, sizeof(reply), 0)) > 0)
+            ;
+        assert_int_equal(n, 0);
+        close(sock);
+    }
+    ws_tcp_server_free(s);
+}
+
 /* None of these bodies is kept. */
 static void test_bodies_without_token(void **state)
 {
@@ -376,6 +395,7 @@ static void test_long_tls_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_half_open),
+                                       cmocka_unit_test(test_half_closed),
                                        cmocka_unit_test(test_bodies_without_token),
                                        cmocka_unit_test(test_bodies_are_dropped),
                                        cmocka_unit_test(test_no_descriptors),

@@ -84,8 +84,16 @@ static void log_ending(struct ws_http_connections *c, const struct ws_http_link 
     c->unlogged = 0;
 }
 
-/* libmicrohttpd closes a connection that is shut down, and then reports it as ended. What a reader has not taken is
- * dropped, not kept for it by the kernel. */
+/* libmicrohttpd closes a connection that is shut down, and then reports it as ended. */
+static void shut_down(struct ws_http_connections *c, struct ws_http_link *l, uint64_t now)
+{
+    (void)shutdown(l->sock, SHUT_RDWR);
+    set_stranger(c, l, false, now);
+    l->is_ending = true;
+    c->n_ending++;
+}
+
+/* What a reader has not taken is dropped, not kept for it by the kernel. */
 static void end(struct ws_http_connections *c, struct ws_http_link *l, enum ws_http_ending why, uint64_t now)
 {
     const struct linger drop = {.l_onoff = 1, .l_linger = 0};
@@ -94,10 +102,7 @@ static void end(struct ws_http_connections *c, struct ws_http_link *l, enum ws_h
     log_ending(c, l, why, now);
     if (why == WS_HTTP_ENDS_READER)
         (void)setsockopt(l->sock, SOL_SOCKET, SO_LINGER, &drop, sizeof(drop));
-    (void)shutdown(l->sock, SHUT_RDWR);
-    set_stranger(c, l, false, now);
-    l->is_ending = true;
-    c->n_ending++;
+    shut_down(c, l, now);
     atomic_fetch_add(&c->ended[why], 1);
 }
 
@@ -299,12 +304,20 @@ static bool reads_too_slowly(struct ws_http_link *l, uint64_t now)
     return taken < WS_READER_RATE * (WS_READER_RATE_MS / 1000);
 }
 
+/* libmicrohttpd does not see the end of what it reads where that comes with the last request. */
+static bool has_left(const struct ws_http_link *l, uint64_t now)
+{
+    return l->doing == IS_IDLE && now - l->since_ns > WS_SECOND_NS && ws_tcp_peer_has_left(l->sock);
+}
+
 static void look_at(struct ws_http_connections *c, struct ws_http_link *l, uint64_t now)
 {
     if (l->is_ending)
         return;
     see_next_head(l, now);
-    if (sends_too_slowly(l, now))
+    if (has_left(l, now))
+        shut_down(c, l, now);
+    else if (sends_too_slowly(l, now))
         end(c, l, l->doing == SENDS_HEAD ? WS_HTTP_ENDS_HEAD : WS_HTTP_ENDS_BODY, now);
     else if (reads_too_slowly(l, now))
         end(c, l, WS_HTTP_ENDS_READER, now);

@@ -6,6 +6,8 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#define CLOSE_WAIT 8 /* TCP_CLOSE_WAIT of <netinet/tcp.h>, which does not go with <linux/tcp.h> */
+
 static struct tcp_info info_of(int sock)
 {
     struct tcp_info info = {0};
@@ -22,6 +24,11 @@ uint64_t ws_tcp_bytes_received(int sock)
 uint64_t ws_tcp_bytes_acked(int sock)
 {
     return info_of(sock).tcpi_bytes_acked;
+}
+
+bool ws_tcp_peer_has_left(int sock)
+{
+    return info_of(sock).tcpi_state == CLOSE_WAIT;
 }
 
 static unsigned ask(int sock, unsigned long what)
