@@ -48,7 +48,7 @@ void ws_http_connections_destroy(struct ws_http_connections *c)
     pthread_mutex_destroy(&c->lock);
 }
 
-/* --- strangers; all with the lock --- */
+/* --- strangers; all with the lock, and a time that was taken with it: none in the list is later --- */
 
 static void set_stranger(struct ws_http_connections *c, struct ws_http_link *l, bool is_stranger,
                          uint64_t now)
@@ -142,9 +142,9 @@ static bool end_longest_silent(struct ws_http_connections *c, uint64_t now)
 
 bool ws_http_connections_have_room(struct ws_http_connections *c, unsigned n_waiting)
 {
-    const uint64_t now = ws_clock_ns();
     bool room = n_waiting < MOST_WAITING;
     pthread_mutex_lock(&c->lock);
+    const uint64_t now = ws_clock_ns();
     if (c->n + n_waiting >= c->max) {
         for (unsigned i = c->n_ending; i < AT_ONCE && end_longest_silent(c, now); i++)
             ;
@@ -162,13 +162,13 @@ struct ws_http_link *ws_http_connections_add(struct ws_http_connections *c, int 
                                              const struct sockaddr *address)
 {
     struct ws_http_link *l = calloc(1, sizeof(*l)), *other;
-    const uint64_t now = ws_clock_ns();
     if (!l)
         return NULL;
     l->sock = sock;
     l->doing = SENDS_HEAD;
-    l->since_ns = now;
     pthread_mutex_lock(&c->lock);
+    const uint64_t now = ws_clock_ns();
+    l->since_ns = now;
     l->peer = address ? ws_http_peers_add(&c->peers, address) : NULL;
     TAILQ_INSERT_TAIL(&c->all, l, in_all);
     c->n++;
@@ -198,8 +198,9 @@ static void begin(struct ws_http_connections *c, struct ws_http_link *l, enum do
 {
     if (!l)
         return;
-    const uint64_t now = ws_clock_ns(), received = doing == IS_IDLE ? ws_tcp_bytes_received(l->sock) : 0;
+    const uint64_t received = doing == IS_IDLE ? ws_tcp_bytes_received(l->sock) : 0;
     pthread_mutex_lock(&c->lock);
+    const uint64_t now = ws_clock_ns();
     if (l->doing != doing) {
         l->doing = doing;
         l->since_ns = now;
@@ -325,9 +326,9 @@ static void look_at(struct ws_http_connections *c, struct ws_http_link *l, uint6
 
 void ws_http_connections_look(struct ws_http_connections *c)
 {
-    const uint64_t now = ws_clock_ns();
     struct ws_http_link *l;
     pthread_mutex_lock(&c->lock);
+    const uint64_t now = ws_clock_ns();
     if (now - c->looked_ns >= LOOK_NS) {
         c->looked_ns = now;
         TAILQ_FOREACH(l, &c->all, in_all)
