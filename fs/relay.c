@@ -333,21 +333,28 @@ static int relay_route(void *self, const struct ws_identity *who, const char *me
 {
     struct ws_relay *r = self;
     struct ws_tcp_server_stats s;
+    struct ws_api_request q;
+    size_t n = 0;
 
     (void)who;
     (void)body;
-    struct ws_api_request q;
     if (strcmp(method, "GET") == 0 && ws_api_parse(path, query, &q, NULL) == 0 && q.has_version &&
         strcmp(q.verb, WS_PROOF_VERB) == 0)
         return relay_signature(r, &q, query, reply, err);
-    ws_tcp_server_stats(r->server, &s);
-    if (asprintf(text,
-                 "# TYPE wsync_relay_sent_bytes_total counter\nwsync_relay_sent_bytes_total %" PRIu64 "\n"
-                 "# TYPE wsync_relay_requests_total counter\nwsync_relay_requests_total %" PRIu64 "\n"
-                 "# TYPE wsync_relay_connections gauge\nwsync_relay_connections %u\n",
-                 s.bytes_sent, s.requests, s.connections) < 0)
+    FILE *f = open_memstream(text, &n);
+    if (!f)
         return ws_error_set(err, ENOMEM, "no memory for the metrics");
-    return 0;
+    ws_tcp_server_stats(r->server, &s);
+    fprintf(f,
+            "# TYPE wsync_relay_sent_bytes_total counter\nwsync_relay_sent_bytes_total %" PRIu64 "\n"
+            "# TYPE wsync_relay_requests_total counter\nwsync_relay_requests_total %" PRIu64 "\n"
+            "# TYPE wsync_relay_connections gauge\nwsync_relay_connections %u\n"
+            "# TYPE wsync_relay_refused_total counter\nwsync_relay_refused_total{status=\"401\"} %" PRIu64
+            "\n"
+            "wsync_relay_refused_total{status=\"403\"} %" PRIu64 "\n# TYPE wsync_relay_ended_total counter\n",
+            s.bytes_sent, s.requests, s.connections, s.unknown, s.forbidden);
+    ws_tcp_server_print_ended(&s, "wsync_relay_ended_total", f);
+    return fclose(f) == 0 ? 0 : ws_error_set(err, ENOMEM, "no memory for the metrics");
 }
 
 static const struct ws_catalog_ops ops = {

@@ -30,7 +30,8 @@ struct ws_tcp_headers {
 WS_MUST_USE int ws_tcp_headers_init(struct ws_tcp_headers *h, const char *url, const char *token);
 void ws_tcp_headers_destroy(struct ws_tcp_headers *h);           /* wipes them */
 struct curl_slist *ws_tcp_headers_now(struct ws_tcp_headers *h); /* stays until destroy */
-void ws_tcp_headers_blank(struct ws_tcp_headers *h, char *text); /* takes its token out of what the source says */
-void ws_tcp_headers_refused(struct ws_tcp_headers *h);           /* the source answered 401 */
+void ws_tcp_headers_blank(struct ws_tcp_headers *h,
+                          char *text);                 /* takes its token out of what the source says */
+void ws_tcp_headers_refused(struct ws_tcp_headers *h); /* the source answered 401 */
 
 #endif
