@@ -116,7 +116,8 @@ static int handle(struct ws_rank_call *q, struct ws_error *err)
     return 0;
 }
 
-static const struct ws_rank_route of_b[] = {{"b/open", handle}, {0}}, of_c[] = {{"c", handle}, {0}};
+static const struct ws_rank_route of_b[] = {WS_RANK_ROUTE("b/open", PUBLISH, handle), {0}},
+                                  of_c[] = {WS_RANK_ROUTE("c", PUBLISH, handle), {0}};
 static const struct ws_agent_feature fa = {.start = start_a,
                                            .stop = stop_a,
                                            .written = was_announced,
