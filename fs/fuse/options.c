@@ -28,6 +28,19 @@ static const char *keep(struct ws_mount_options *o, const char *value)
     return copy;
 }
 
+/* A daemon in the background is in no folder of its caller's. */
+static int set_audit_log(struct ws_mount_options *o, const char *value)
+{
+    char cwd[PATH_MAX], path[2 * PATH_MAX];
+    if (!*value)
+        return -EINVAL;
+    if (*value != '/' && !getcwd(cwd, sizeof(cwd)))
+        return -errno;
+    snprintf(path, sizeof(path), "%s%s%s", *value == '/' ? "" : cwd, *value == '/' ? "" : "/", value);
+    o->audit_log = (char *)(uintptr_t)keep(o, path);
+    return o->audit_log ? 0 : -ENOMEM;
+}
+
 static int set_open(struct ws_mount_options *o, const char *value)
 {
     o->open = strcmp(value, "stream") == 0 ? WS_OPEN_STREAM : WS_OPEN_WAIT;
@@ -287,6 +300,8 @@ static const struct {
      "(add MODEL dir:PATH) below this folder, an absolute path, and no others: ctl-group can read by the "
      "mount whatever is there; default: none"},
     {"log", "FILE", set_log, "where a daemon in the background logs"},
+    {"audit-log", "FILE", set_audit_log,
+     "append who wrote which command, and how switches ended: a line of JSON each"},
     {"state", "DIR|none", set_state,
      "where engines, added sources, policies and pins are kept over a restart; default /var/lib/wsync, or "
      "$XDG_STATE_HOME/wsync"},
@@ -301,8 +316,10 @@ static const struct {
     {"serve-token-file", "FILE", set_serve_token_file,
      "ask those mounts for the bearer token in the file's first line; default: the sources' token"},
     {"serve-tokens", "FILE", set_serve_tokens,
-     "the identities of those mounts and their roles, as wsync token add writes them; read again when it changes"},
-    {"serve-insecure", NULL, set_serve_insecure, "ask those mounts for no token: who reaches the port may read"},
+     "the identities of those mounts and their roles, as wsync token add writes them; read again when it "
+     "changes"},
+    {"serve-insecure", NULL, set_serve_insecure,
+     "ask those mounts for no token: who reaches the port may read"},
     {"serve-cert", "FILE", set_serve_cert, "serve TLS 1.3 with this PEM certificate"},
     {"serve-key", "FILE", set_serve_key, "its private key"},
     {"serve-client-ca", "FILE", set_serve_client_ca, "serve only those with a certificate signed by this CA"},

@@ -21,9 +21,9 @@ struct ws_mount_options {
     gid_t gid, ctl_gid; /* (gid_t)-1: none */
     mode_t mode;        /* of files; folders get the search bits that go with it */
     unsigned deadline_ms;
-    char *log_file, *fsname, *state, *host, *listen, *files;
+    char *log_file, *audit_log, *fsname, *state, *host, *listen, *files;
     struct ws_tcp_server_options serve; /* listen NULL: it serves no other mounts */
-    char *strings[24];                  /* owned: what the pointers above lead to */
+    char *strings[32];                  /* owned: what the pointers above lead to */
     size_t n_strings;
     struct ws_error why; /* of the last option that was refused, where it says more than an errno */
 };

@@ -4,6 +4,7 @@
 #include "fs/switch/settings.h"
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/systemd.h"
+#include "transports/base/audit_log.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
 #include <errno.h>
@@ -14,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAX_ASTRAFLOW  64
+#define MAX_ASTRAFLOW 64
 
 static const struct cli_option options[] = {
     {"listen", 'l', "HOST:PORT", "serve HTTP here; default: no TCP, mounts on this host come by --socket"},
@@ -22,12 +23,15 @@ static const struct cli_option options[] = {
      "unix socket for publishers and for mounts on this host; default " WS_AGENT_SOCKET ", 'none' for none"},
     {"group", 'g', "NAME", "let this group use the socket (it may then publish and read)"},
     {"tokens", 0, "FILE",
-     "the identities of HTTP clients and their roles, as wsync token add writes them; read again when it changes"},
+     "the identities of HTTP clients and their roles, as wsync token add writes them; read again when it "
+     "changes"},
     {"token-file", 0, "FILE",
-     "ask HTTP clients for the bearer token in the file's first line: one for all, it may read, report and release"},
+     "ask HTTP clients for the bearer token in the file's first line: one for all, it may read, report and "
+     "release"},
     {"insecure", 0, NULL, "ask HTTP clients for no token: who reaches the port may read, report and release"},
     {"nodes", 0, NULL,
-     "let agents of the trainer's other nodes report here with the one token of --token-file, or with --insecure; "
+     "let agents of the trainer's other nodes report here with the one token of --token-file, or with "
+     "--insecure; "
      "with --tokens their line has the role node instead"},
     {"print-routes", 0, NULL, "print which role each route asks for, and exit"},
     {"tls-cert", 0, "FILE", "serve TLS 1.3 with this PEM certificate"},
@@ -38,7 +42,8 @@ static const struct cli_option options[] = {
      "one's "
      "agent, http://HOST:PORT"},
     {"primary-token-file", 0, "FILE", "with --primary: its bearer token; default: that of --token-file"},
-    {"primary-insecure", 0, NULL, "with --primary: send the token to http:// on another host, too, in clear text"},
+    {"primary-insecure", 0, NULL,
+     "with --primary: send the token to http:// on another host, too, in clear text"},
     {"primary-ca", 0, "FILE", "with --primary: trust this CA's certificates (PEM) for https"},
     {"primary-cert", 0, "FILE", "with --primary: show this client certificate"},
     {"primary-key", 0, "FILE", "with --primary: its private key"},
@@ -74,6 +79,7 @@ static const struct cli_option options[] = {
      "first one that is visible, and none where that does not work; default off"},
     {"broadcast-window", 0, "MS", "with --broadcast: how long others are waited for; 1 to 2000, default 100",
      1, 2000},
+    {"audit-log", 0, "FILE", "append who published, released and was refused what: a line of JSON each"},
     {"threads", 't', "N", "threads for hashing after a commit, and as many for deltas; default: all cores", 0,
      CLI_MAX_THREADS},
     {"nice", 0, "N", "nice value of the background threads", 0, 19},
@@ -126,7 +132,7 @@ static void drop_listeners(struct ws_astraflow_options *all, size_t n)
     }
 }
 
-static int serve(const struct ws_agent_options *o)
+static int serve(const struct ws_agent_options *o, const char *audit_log)
 {
     struct ws_error err = {0};
     struct ws_agent *agent;
@@ -135,8 +141,12 @@ static int serve(const struct ws_agent_options *o)
         return cli_fail("cannot make the folder of %s: %s; choose another --socket", o->socket,
                         strerror(errno));
     cli_block_signals();
-    if (ws_agent_new(&agent, o, &err))
+    if (audit_log && ws_audit_log_open(audit_log, "agent", &err) < 0)
         return cli_fail("%s", err.text);
+    if (ws_agent_new(&agent, o, &err)) {
+        ws_audit_log_close();
+        return cli_fail("%s", err.text);
+    }
     ws_log(WS_LOG_INFO, "agent", "serving http=%s port=%u socket=%s", o->tcp.listen ? o->tcp.listen : "none",
            o->tcp.listen ? ws_agent_port(agent) : 0, o->socket ? o->socket : "none");
     notify_ready();
@@ -144,6 +154,7 @@ static int serve(const struct ws_agent_options *o)
     notify_stopping();
     ws_log(WS_LOG_INFO, "agent", "stopping signal=%s", strsignal(sig));
     ws_agent_free(agent);
+    ws_audit_log_close();
     return CLI_OK;
 }
 
@@ -216,7 +227,7 @@ static int run(const struct cli_args *args)
     o.astraflow = astraflow;
     int rc = take_listeners(args, astraflow, &o.n_astraflow);
     if (rc == CLI_OK)
-        rc = serve(&o);
+        rc = serve(&o, cli_get(args, "audit-log"));
     drop_listeners(astraflow, o.n_astraflow);
     free(token);
     free(primary_token);

@@ -1,6 +1,7 @@
 #include "transports/access/access.h"
 #include "transports/access/local_token.h"
 #include "transports/access/token_table.h"
+#include "transports/base/audit_log.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include <errno.h>
@@ -57,17 +58,24 @@ static void look_again(struct ws_access *a)
     if (!a->o.tokens_file || now - a->looked_ns < LOOK_NS)
         return;
     a->looked_ns = now;
-    const struct stamp stamp = stamp_of(a->o.tokens_file); /* before reading: what changes meanwhile is seen again */
+    const struct stamp stamp =
+        stamp_of(a->o.tokens_file); /* before reading: what changes meanwhile is seen again */
     if (is_same(&stamp, &a->stamp))
         return;
     a->stamp = stamp;
     if (ws_token_table_read(&table, a->o.tokens_file, &err) < 0) {
         ws_log(WS_LOG_WARN, "access", "the tokens of before hold on: %s", err.text);
+        ws_audit_log_write(&(struct ws_audit_entry){.what = "tokens",
+                                                    .to = a->o.tokens_file,
+                                                    .outcome = WS_AUDIT_FAILED,
+                                                    .error = err.text,
+                                                    .is_logged = true});
         return;
     }
     ws_token_table_clear(&a->table);
     a->table = table;
     ws_log(WS_LOG_INFO, "access", "tokens read file=%s tokens=%zu", a->o.tokens_file, table.lines.len);
+    ws_audit_log_write(&(struct ws_audit_entry){.what = "tokens", .to = a->o.tokens_file, .is_logged = true});
 }
 
 int ws_access_new(struct ws_access **out, const struct ws_access_options *o, struct ws_error *err)
@@ -118,7 +126,8 @@ int ws_access_make_local(struct ws_access *a, unsigned port, struct ws_error *er
     if (rc < 0)
         return rc;
     a->has_local = true;
-    snprintf(a->hint, sizeof(a->hint), "; the one that this server made for this host is in %s", a->local_path);
+    snprintf(a->hint, sizeof(a->hint), "; the one that this server made for this host is in %s",
+             a->local_path);
     return 0;
 }
 

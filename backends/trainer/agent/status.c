@@ -1,6 +1,7 @@
 /* What is asked of the agent beside versions: status, metrics, and the features' routes. */
 #include "backends/trainer/agent/status.h"
 #include "backends/trainer/agent/core/features.h"
+#include "transports/base/audit_log.h"
 #include "transports/protocol/api.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -51,9 +52,12 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
             "# TYPE wsync_agent_sent_bytes_total counter\nwsync_agent_sent_bytes_total %" PRIu64 "\n"
             "# TYPE wsync_agent_requests_total counter\nwsync_agent_requests_total %" PRIu64 "\n"
             "# TYPE wsync_agent_connections gauge\nwsync_agent_connections %u\n"
-            "# TYPE wsync_agent_refused_total counter\nwsync_agent_refused_total{status=\"401\"} %" PRIu64 "\n"
+            "# TYPE wsync_agent_refused_total counter\nwsync_agent_refused_total{status=\"401\"} %" PRIu64
+            "\n"
             "wsync_agent_refused_total{status=\"403\"} %" PRIu64 "\n",
             tcp.bytes_sent, tcp.requests, tcp.connections, tcp.unknown, tcp.forbidden);
+    fprintf(f, "# TYPE wsync_agent_audit_lost_total counter\nwsync_agent_audit_lost_total %" PRIu64 "\n",
+            ws_audit_log_lost());
     pthread_mutex_lock(&a->lock);
     fprintf(f, "# TYPE wsync_agent_slot_bytes gauge\nwsync_agent_slot_bytes %" PRIu64 "\n", a->slot_bytes);
     ws_features_metrics(a, f);
@@ -103,8 +107,8 @@ int ws_status_no_route(void *self, const char *method, const char *path, struct 
                         path);
 }
 
-int ws_status_route(void *self, const struct ws_identity *who, const char *method, const char *path, const char *query, const json_t *body,
-                    json_t **reply, char **text, struct ws_error *err)
+int ws_status_route(void *self, const struct ws_identity *who, const char *method, const char *path,
+                    const char *query, const json_t *body, json_t **reply, char **text, struct ws_error *err)
 {
     struct ws_agent *a = self;
     struct ws_api_request q;

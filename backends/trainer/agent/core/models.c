@@ -1,6 +1,7 @@
 /* Models: finds and adds them, and leads their versions through publish, abandon and discard (models.h). */
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/core/features.h"
+#include "backends/trainer/agent/core/journal.h"
 #include "backends/trainer/agent/core/slots.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
@@ -73,6 +74,7 @@ void ws_agent_model_discard(struct ws_agent *a, struct ws_agent_model *m)
     m->abandoned++;
     ws_log(WS_LOG_WARN, "agent", "version abandoned model=%s version=%" PRIu64 " why=\"%s\"", m->name,
            m->writing_version, m->why);
+    ws_journal_version(m, "abandon", m->name, m->writing_version, m->why);
     ws_features_discarded(a, m);
     end_writing(a, m);
 }
@@ -134,6 +136,7 @@ void ws_agent_model_publish(struct ws_agent *a, struct ws_agent_model *m)
     s->rank_deltas = NULL;
     ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64 " digest=%s",
            owner->name, s->version, s->lineage, s->manifest->total_bytes, s->manifest->digest);
+    ws_journal_version(m, "publish", owner->name, s->version, NULL);
     end_writing(a, m);
 }
 
@@ -144,6 +147,7 @@ void ws_agent_model_publish_pending(struct ws_agent *a, struct ws_agent_model *m
     retire_other_form(a, m);
     ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s on-demand", m->name, version,
            lineage);
+    ws_journal_version(m, "publish", m->name, version, NULL);
 }
 
 /* --- the end --- */

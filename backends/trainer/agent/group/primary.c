@@ -1,6 +1,7 @@
 /* The primary of a group: it receives the state of the trainer's other agents, knows all ranks, and decides
  * how far a version is (group.h). */
 #include "backends/trainer/agent/audit/audit.h"
+#include "backends/trainer/agent/core/journal.h"
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/core/sessions.h"
 #include "backends/trainer/agent/group/group.h"
@@ -150,6 +151,7 @@ static void announce(struct ws_agent *a, struct ws_agent_model *m)
         m->has_published = true;
         m->published++;
         ws_agent_audit_published(m);
+        ws_journal_version(m, "publish", m->name, m->newest, NULL);
     }
     ws_log(WS_LOG_INFO, "agent", "all parts are there model=%s version=%" PRIu64 " parts=%u", m->name,
            g->announced.version, g->count);
