@@ -125,11 +125,8 @@ int ws_token_table_parse(struct ws_token_table *out, const char *path, const cha
         if (rc == 0 && (rc = ws_token_lines_append_most(&out->lines, line, WS_MAX_TOKENS)) < 0)
             (void)ws_error_set(err, -rc, rc == -E2BIG ? "it has more than %d tokens" : "no memory",
                                WS_MAX_TOKENS);
-        if (rc < 0) {
-            char where[300];
-            snprintf(where, sizeof(where), "the tokens file %.200s, line %u", path, number);
-            ws_error_prefix(err, where);
-        }
+        if (rc < 0)
+            ws_error_prefix(err, "the tokens file %.200s, line %u", path, number);
     }
     if (rc == 0 && out->lines.len)
         qsort(out->lines.ptr, out->lines.len, sizeof(*out->lines.ptr), order);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <gnutls/gnutls.h>
 #include <gnutls/x509.h>
+#include <limits.h>
 #include <microhttpd.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -28,8 +29,8 @@ struct stamp {
 };
 
 struct ws_http_tls {
-    char *path[N_FILES];       /* cert, key, client_ca; NULL: none */
-    char *cert_pem, *key_pem;  /* of the first reading */
+    char *path[N_FILES];      /* cert, key, client_ca; NULL: none */
+    char *cert_pem, *key_pem; /* of the first reading */
     pthread_mutex_t lock;
     /* guarded by lock */
     struct ws_http_credentials *current;
@@ -91,7 +92,7 @@ static int read_credentials(struct ws_http_tls *tls, bool first, struct ws_http_
 {
     char *pem[N_FILES] = {NULL};
     struct ws_http_credentials *new = calloc(1, sizeof(*new));
-    int rc = new && gnutls_certificate_allocate_credentials(&new->c) == 0
+    int rc = new &&gnutls_certificate_allocate_credentials(&new->c) == 0
                  ? 0
                  : ws_error_set(err, ENOMEM, "no memory for TLS");
     for (size_t i = 0; rc == 0 && i < N_FILES; i++)
@@ -287,14 +288,16 @@ static void name_by_fingerprint(const gnutls_datum_t *der, struct ws_http_names 
     out->n = 1;
 }
 
-static void read_names(const gnutls_datum_t *der, struct ws_http_names *out)
+void ws_http_tls_names(const void *bytes, size_t size, struct ws_http_names *out)
 {
+    const gnutls_datum_t der = {(unsigned char *)(uintptr_t)bytes, (unsigned)size};
     gnutls_x509_crt_t crt;
     char name[WS_IDENTITY_CHARS + 1];
     *out = (struct ws_http_names){0};
     if (gnutls_x509_crt_init(&crt) < 0)
         return;
-    bool more = gnutls_x509_crt_import(crt, der, GNUTLS_X509_FMT_DER) == 0;
+    const bool is_one = size <= UINT_MAX && gnutls_x509_crt_import(crt, &der, GNUTLS_X509_FMT_DER) == 0;
+    bool more = is_one;
     for (unsigned i = 0; more && i < 64; i++) {
         size_t n = sizeof(name);
         unsigned kind = 0;
@@ -307,8 +310,8 @@ static void read_names(const gnutls_datum_t *der, struct ws_http_names *out)
     if (gnutls_x509_crt_get_dn_by_oid(crt, GNUTLS_OID_X520_COMMON_NAME, 0, 0, name, &n) == 0)
         add_name(out, name, n);
     gnutls_x509_crt_deinit(crt);
-    if (out->n == 0)
-        name_by_fingerprint(der, out);
+    if (is_one && out->n == 0)
+        name_by_fingerprint(&der, out);
 }
 
 const char *ws_http_tls_lacks(struct MHD_Connection *c, struct ws_http_names *out, char text[256])
@@ -324,7 +327,7 @@ const char *ws_http_tls_lacks(struct MHD_Connection *c, struct ws_http_names *ou
         return "none was shown";
     const int rc = gnutls_certificate_verify_peers(session, &purpose, 1, &status);
     if (rc == GNUTLS_E_SUCCESS && status == 0) {
-        read_names(chain, out);
+        ws_http_tls_names(chain->data, chain->size, out);
         return out->n ? NULL : "it has no name, and no fingerprint";
     }
     if (rc != GNUTLS_E_SUCCESS)
