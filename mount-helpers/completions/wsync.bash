@@ -10,6 +10,8 @@ _wsync()
         mapfile -t COMPREPLY < <(compgen -W "gpu" -- "$cur")
     elif [[ $command == token ]] && ((COMP_CWORD == 2)); then
         mapfile -t COMPREPLY < <(compgen -W "add list remove" -- "$cur")
+    elif [[ $command == model ]] && ((COMP_CWORD == 2)); then
+        mapfile -t COMPREPLY < <(compgen -W "forget remove" -- "$cur")
     else
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     fi

@@ -301,7 +301,7 @@ def test_served():
     verbs = set(re.findall(r'\{WS_API_\w+, "([a-z]+)"\}', text)) | set(re.findall(r'strcmp\((?:r->)?(?:q->)?verb, "([a-z]+)"\)', text))
     assert {"manifest", "files", "mounts", "wanted", "broadcast", "node"} <= verbs, verbs
     say(verbs, "wsync-api.5")
-    ranks = set(re.findall(r'\{"([a-z/]+)", (?:do_|ws_rank_)\w+\}', text))
+    ranks = set(re.findall(r'WS_RANK_ROUTE\("([a-z/]+)", ', text))
     assert {"register", "gpu/open"} <= ranks, ranks
     say({f"/v1/local/{r}" for r in ranks}, "wsync-api.5")
 

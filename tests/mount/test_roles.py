@@ -9,6 +9,7 @@ import pytest
 
 from certificates import Authority
 from clients import Http, Unix
+from ranks import Rank
 from world import *
 
 ROLES = ("read", "report", "release", "publish", "node", "admin")
@@ -81,6 +82,8 @@ def test_models_of_a_token():
     "a token for some models is refused others, what is of all models, and sees only its own in the listing"
     agent, secrets = world(some=",".join(ROLES) + " actor*")
     some = Http(agent.url, secrets["some"])
+    for path in ("/v1/models", "/v1/events?timeout_ms=0&since=0"):
+        assert [m["name"] for m in json.loads(some.ask("GET", path)[1])["models"]] == ["actor"]
     for (method, pattern), (carrier, role) in routes().items():
         if carrier == "unix" or role == "open":
             continue
@@ -90,8 +93,6 @@ def test_models_of_a_token():
             status, text = some.ask(method, path_of(pattern, model), body_of(pattern, model) if method == "POST" else None)
             allowed = filters or (model == "actor" and (of_model or pattern == "/v1/release"))
             assert (status != 403) == allowed, f"{method} {pattern} of {model}: {status} {text}"
-    for path in ("/v1/models", "/v1/events?timeout_ms=0&since=0"):
-        assert [m["name"] for m in json.loads(some.ask("GET", path)[1])["models"]] == ["actor"]
 
 
 def test_certificates():
@@ -215,3 +216,80 @@ def test_forwarded_reports():
     assert Http(primary.url, secrets["report"]).ask("POST", "/v1/actor/1/failed?as=a", {"mount": "HOST:M", "error": "no"})[0] == 200
     assert not mounts_of(primary, secrets["read"])["HOST:M", "a"]["error"]
     assert ("HOST:M", "report") in mounts_of(primary, secrets["read"])
+
+
+def test_claims_of_a_node():
+    "with the role node: a version far beyond the newest is no version, and made-up names of models do not fill the table; without it nothing"
+    agent, secrets = world()
+    report, node = Http(agent.url, secrets["report"]), Http(agent.url, secrets["node"])
+    run = json.loads(Http(agent.url, secrets["read"]).ask("GET", "/v1/models")[1])["models"][0]["run"]
+    for body in ({}, {"gave_up": 1, "given_up": {"version": 2, "run": run}}):
+        assert report.ask("POST", "/v1/actor/node", {"node": "x", "id": 7, "ranks": [], **body})[0] == 403
+    for claim in ({"version": 1 << 62, "version_run": run, "round": 1, "committed": True, "sealed": True},
+                  {"gave_up": 1, "given_up": {"version": 1 << 62, "run": run}}):
+        status, text = node.ask("POST", "/v1/actor/node", {"node": "x", "id": 7, "ranks": [], **claim})
+        assert status == 400 and ("so far ahead" in text), (claim, status, text)
+    assert node.ask("POST", "/v1/actor/node", {"node": "x", "id": 7, "ranks": [], "version": 2, "version_run": run, "round": 1})[0] == 200
+    agent.publish("actor", 2, checkpoint(SMALL))
+
+    assert node.ask("POST", "/v1/made-up/node", {"node": "x", "id": 7, "ranks": []})[0] == 404
+    statuses = [node.ask("POST", f"/v1/made-up-{i}/node", {"node": "x", "id": 7, "ranks": [[0, 1]], "world_size": 1})[0] for i in range(40)]
+    assert statuses.count(200) == 32 and set(statuses[32:]) == {413}, statuses
+    agent.publish("new", 1, checkpoint(SMALL))
+
+
+def names_of(agent):
+    return [m["name"] for m in json.loads(Unix(agent.sock).ask("GET", "/v1/models")[1])["body"]["models"]]
+
+
+def slot_bytes(agent):
+    return json.loads(Unix(agent.sock).ask("GET", "/v1/status")[1])["body"]["slot_bytes"]
+
+
+def test_removing_a_model():
+    "a model that no rank writes is listed no longer and its memory is free; one with ranks, or whose memory a process has, is left"
+    agent = Agent()
+    folder = checkpoint(SMALL)
+    for model in ("actor", "critic"):
+        agent.publish(model, 1, folder)
+    before, address = slot_bytes(agent), f"unix:{agent.sock}"
+    rank = Rank(agent, "actor", 0, 1, 1 << 12)
+    rank.ask("offload 2")
+    rank.ask("wait 2")
+    r = wsync("model", "remove", "--agent", address, "actor", check=False)
+    assert r.returncode == 1 and "ranks of actor are registered" in r.stderr, r.stderr
+    rank.end()
+    reader = Unix(agent.sock)
+    assert reader.ask("GET", "/v1/actor/2/map")[0] in (200, 422, 501)
+    if "pid" in json.dumps(json.loads(Unix(agent.sock).ask("GET", "/v1/status")[1])["body"]["models"][0]["slots"]):
+        r = wsync("model", "remove", "--agent", address, "actor", check=False)
+        assert r.returncode == 1 and "in use by" in r.stderr, r.stderr
+    reader.socket.close()
+
+    def removed():
+        r = wsync("model", "remove", "--agent", address, "actor", check=False)
+        return r.returncode == 0 or "in use by" not in r.stderr and r
+    assert wait_for(removed, "the reader's lease to end") is True
+    assert names_of(agent) == ["critic"] and slot_bytes(agent) < before
+    r = wsync("model", "remove", "--agent", address, "actor", check=False)
+    assert r.returncode == 1 and "no model 'actor'" in r.stderr, r.stderr
+    agent.publish("actor", 1, folder)  # the name begins anew
+    assert names_of(agent) == ["actor", "critic"]
+
+
+def test_removing_a_mount():
+    "a mount that is silent is forgotten; one that is not, or is reported by several, is left"
+    agent, secrets = world(a="read,report", b="read,report")
+    admin = Http(agent.url, secrets["admin"])
+    for name in "ab":
+        assert Http(agent.url, secrets[name]).ask("POST", "/v1/actor/mounts", {"mount": "HOST:M", "follows": True})[0] == 200
+    assert admin.ask("POST", "/v1/actor/mounts/remove", {"mount": "HOST:M"})[0] == 400  # whose?
+    assert admin.ask("POST", "/v1/actor/mounts/remove", {"mount": "HOST:N"})[0] == 404
+    assert admin.ask("POST", "/v1/actor/mounts/remove", {})[0] == 400
+    status, text = admin.ask("POST", "/v1/actor/mounts/remove", {"mount": "HOST:M", "identity": "a"})
+    assert status == 409 or "not silent" in text, (status, text)
+    wait_for(lambda: mounts_of(agent, secrets["read"])["HOST:M", "a"]["silent"], "the mount to be silent", 60)
+    wsync("model", "forget", "--agent", f"unix:{agent.sock}", "--identity", "a", "actor", "HOST:M")
+    assert ("HOST:M", "a") not in mounts_of(agent, secrets["read"])
+    wait_for(lambda: admin.ask("POST", "/v1/actor/mounts/remove", {"mount": "HOST:M"})[0] == 200, "the other one to be silent, too", 60)
+    assert not mounts_of(agent, secrets["read"])

@@ -12,7 +12,8 @@
     _(astraflow)                                                                                             \
     _(broadcast)                                                                                             \
     _(group)                                                                                                 \
-    _(fleet)
+    _(fleet)                                                                                                 \
+    _(admin)
 
 /* Where a feature finds its state: feature_state[WS_FEATURE_archive] of an agent or model. */
 #define WS_FEATURE_ID(name) WS_FEATURE_##name,

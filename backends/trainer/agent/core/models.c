@@ -152,6 +152,30 @@ void ws_agent_model_publish_pending(struct ws_agent *a, struct ws_agent_model *m
 
 /* --- the end --- */
 
+int ws_agent_model_remove(struct ws_agent *a, struct ws_agent_model *m, struct ws_error *err)
+{
+    char holders[300];
+    if (m->writing || m->preparing)
+        return ws_error_set(err, EBUSY, "version %" PRIu64 " of %s is being written", m->writing_version,
+                            m->name);
+    for (unsigned i = 0; i < m->n_slots; i++) {
+        if (m->slots[i]->state == WS_SLOT_WRITING || m->slots[i]->state == WS_SLOT_HASHING ||
+            m->slots[i]->state == WS_SLOT_SEALED)
+            return ws_error_set(err, EBUSY, "a version of %s is being written", m->name);
+        if (!ws_slot_has_firm_leases(m->slots[i]) && ws_slot_idle(m->slots[i]) != -EBUSY)
+            continue;
+        ws_slot_holders(m->slots[i], holders, sizeof(holders));
+        return ws_error_set(err, EBUSY, "%s/%" PRIu64 " is in use by %s", m->name, m->slots[i]->version,
+                            holders[0] ? holders : "a process of this host");
+    }
+    ws_slots_retire_all(a, m);
+    m->has_published = false;
+    m->newest = 0;
+    m->lineage[0] = m->opened_lineage[0] = 0;
+    pthread_cond_broadcast(&a->changed);
+    return 0;
+}
+
 static void free_model(const struct ws_agent *a, struct ws_agent_model *m)
 {
     for (unsigned i = 0; i < m->n_slots; i++)

@@ -76,7 +76,8 @@ int ws_fleet_find_or_add(struct ws_fleet *f, const char *owner, const char *moun
     return 0;
 }
 
-void ws_fleet_extend_lease(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns, unsigned ms)
+void ws_fleet_extend_lease(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns,
+                           unsigned ms)
 {
     struct ws_fleet_mount *m = find(f, owner, mount_id);
     if (m)
@@ -100,6 +101,28 @@ void ws_fleet_remove(struct ws_fleet *f, const char *owner, const char *mount_id
             return;
         }
     }
+}
+
+int ws_fleet_forget(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns,
+                    struct ws_error *err)
+{
+    struct ws_fleet_mount **found = NULL;
+    for (struct ws_fleet_mount **at = &f->mounts; *at; at = &(*at)->next) {
+        if (strcmp((*at)->mount_id, mount_id) != 0 || (owner && strcmp((*at)->owner, owner) != 0))
+            continue;
+        if (found)
+            return ws_error_set(err, EINVAL, "several identities report a mount %.300s: say of which",
+                                mount_id);
+        found = at;
+    }
+    if (!found)
+        return ws_error_set(err, ENOENT, "there is no mount %.300s%s%s", mount_id,
+                            owner && *owner ? " of " : "", owner ? owner : "");
+    if ((*found)->lease_ns >= now_ns)
+        return ws_error_set(err, EBUSY, "the mount %.300s is not silent: it would register again; unmount it",
+                            mount_id);
+    remove_at(f, found);
+    return 0;
 }
 
 void ws_fleet_expire(struct ws_fleet *f, uint64_t now_ns)
@@ -259,12 +282,12 @@ json_t *ws_fleet_json(const struct ws_fleet *f, uint64_t now_ns)
 {
     json_t *all = json_array();
     for (const struct ws_fleet_mount *m = f->mounts; m; m = m->next) {
-        json_t *one = json_pack(
-            "{s:s,s:b,s:b,s:b,s:I,s:o,s:o,s:o,s:o,s:s}", "mount", m->mount_id, "silent",
-            (int)(m->lease_ns < now_ns), "follows", (int)m->follows, "under_way", (int)is_under_way(f, m),
-            "engines", (json_int_t)m->engines, "loaded", version_id_json(&m->loaded), "prepared",
-            version_ids_json(m->prepared), "fetched", version_ids_json(m->fetched), "failed",
-            version_id_json(&m->failed), "error", m->failed.lineage[0] ? m->error : "");
+        json_t *one = json_pack("{s:s,s:b,s:b,s:b,s:I,s:o,s:o,s:o,s:o,s:s}", "mount", m->mount_id, "silent",
+                                (int)(m->lease_ns < now_ns), "follows", (int)m->follows, "under_way",
+                                (int)is_under_way(f, m), "engines", (json_int_t)m->engines, "loaded",
+                                version_id_json(&m->loaded), "prepared", version_ids_json(m->prepared),
+                                "fetched", version_ids_json(m->fetched), "failed",
+                                version_id_json(&m->failed), "error", m->failed.lineage[0] ? m->error : "");
         if (m->owner[0])
             json_object_set_new(one, "identity", json_string(m->owner));
         json_array_append_new(all, one);

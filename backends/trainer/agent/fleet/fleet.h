@@ -20,13 +20,13 @@
 
 struct ws_fleet_mount {
     struct ws_fleet_mount *next;
-    char *mount_id;            /* HOST:MOUNTPOINT */
+    char *mount_id;                    /* HOST:MOUNTPOINT */
     char owner[WS_IDENTITY_CHARS + 1]; /* the identity that reports under it (ws_identity_owner) */
-    uint64_t lease_ns;         /* silent after this */
-    bool follows;              /* it acts on releases */
-    bool names_release;        /* it names the release that it has finished: */
-    uint64_t finished_release; /* 0: none yet */
-    bool in_transition;        /* it does not, and has not reported the released version yet */
+    uint64_t lease_ns;                 /* silent after this */
+    bool follows;                      /* it acts on releases */
+    bool names_release;                /* it names the release that it has finished: */
+    uint64_t finished_release;         /* 0: none yet */
+    bool in_transition;                /* it does not, and has not reported the released version yet */
     uint64_t engines;
     struct ws_version_id loaded, failed;
     struct ws_version_id prepared[WS_FLEET_REPORTS], fetched[WS_FLEET_REPORTS]; /* the last ones, in turn */
@@ -52,11 +52,16 @@ const char *ws_fleet_progress_name(enum ws_fleet_progress p);
 /* A mount is known by its owner and its id: what one identity reports under an id is never another's. */
 
 /* The mount of that owner and id, added where it is new; its lease is extended. -E2BIG, -ENOMEM. */
-WS_MUST_USE int ws_fleet_find_or_add(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns,
-                                     struct ws_fleet_mount **out, struct ws_error *err);
+WS_MUST_USE int ws_fleet_find_or_add(struct ws_fleet *f, const char *owner, const char *mount_id,
+                                     uint64_t now_ns, struct ws_fleet_mount **out, struct ws_error *err);
 /* The mount polls, and will poll again within ms. An id that is not registered is ignored. */
-void ws_fleet_extend_lease(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns, unsigned ms);
+void ws_fleet_extend_lease(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns,
+                           unsigned ms);
 void ws_fleet_remove(struct ws_fleet *f, const char *owner, const char *mount_id); /* it is unmounted */
+/* An operator has it forgotten: a mount that is silent, of that owner (NULL: of whichever has one of that id).
+ * -ENOENT; -EBUSY: it is not silent; -EINVAL: several owners have one. */
+WS_MUST_USE int ws_fleet_forget(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns,
+                                struct ws_error *err);
 /* Removes mounts that have been silent for long. */
 void ws_fleet_expire(struct ws_fleet *f, uint64_t now_ns);
 /* Forgets what mounts reported of a version before, so that they report it again. name: only of mounts that it
