@@ -80,6 +80,10 @@ def test_agent():
     secret_of(file, "late", "read")
     wait_for(lambda: reader.ask("GET", "/v1/models") and entries(log, what="tokens"), "the tokens to be read again")
     once(log, what="tokens", to=file, outcome="done")
+    for model, outcome in (("actor", "done"), ("none", "failed")):
+        wsync("model", "remove", "--agent", f"unix:{agent.sock}", model, check=outcome == "done")
+        one = once(log, what="remove", to=model, outcome=outcome)
+        assert one["who"] == f"uid:{uid}" and one["from"].endswith(f" uid {uid}"), one
     text = open(log).read()
     assert not any(s in text or s[6:] in text for s in secrets.values()) and "Bearer" not in text
     assert agent.text().count("release begins id=") == 2 and "who=op" in agent.text()
