@@ -34,10 +34,10 @@ static int ask(const struct cli_args *args, const char *verb, json_t *body)
 
 static int run(const struct cli_args *args)
 {
-    const char *verb = cli_word(args, 0), *identity = cli_get(args, "identity");
-    if (strcmp(verb, "remove") == 0 && cli_words(args) == 2)
+    const char *what = cli_word(args, 0), *identity = cli_get(args, "identity");
+    if (strcmp(what, "remove") == 0 && cli_words(args) == 2)
         return identity ? cli_usage("--identity is of forget") : ask(args, "remove", json_object());
-    if (strcmp(verb, "forget") == 0 && cli_words(args) == 3)
+    if (strcmp(what, "forget") == 0 && cli_words(args) == 3)
         return ask(args, "mounts/remove",
                    json_pack("{s:s,s:s*}", "mount", cli_word(args, 2), "identity", identity));
     return cli_usage("remove MODEL, or forget MODEL HOST:MOUNTPOINT");
