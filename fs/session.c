@@ -8,11 +8,13 @@
 #include "fs/pull/pull.h"
 #include "fs/relay.h"
 #include "fs/switch/settings.h"
+#include "transports/base/audit_log.h"
 #include "transports/base/log.h"
 #include "transports/base/text.h"
 #include "transports/base/workers.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/capability.h>
 #include <linux/mount.h>
 #include <signal.h>
@@ -355,7 +357,8 @@ static void stop(struct ws_fs *fs)
     pthread_mutex_destroy(&fs->lock);
 }
 
-static int run(const struct ws_mount_options *o, void (*ready)(void), int ready_pipe, struct ws_error *err)
+static int run_session(const struct ws_mount_options *o, void (*ready)(void), int ready_pipe,
+                       struct ws_error *err)
 {
     struct ws_fs fs = {.options = *o, .settings = -1};
     struct starter s = {.fs = &fs, .ready = ready, .ready_pipe = ready_pipe};
@@ -378,6 +381,17 @@ static int run(const struct ws_mount_options *o, void (*ready)(void), int ready_
         end_connection(&fs);
     stop(&fs);
     pthread_sigmask(SIG_SETMASK, &signals, NULL);
+    return rc;
+}
+
+static int run(const struct ws_mount_options *o, void (*ready)(void), int ready_pipe, struct ws_error *err)
+{
+    char by[PATH_MAX + 8];
+    snprintf(by, sizeof(by), "mount:%s", o->mountpoint);
+    int rc = o->audit_log ? ws_audit_log_open(o->audit_log, by, err) : 0;
+    if (rc == 0)
+        rc = run_session(o, ready, ready_pipe, err);
+    ws_audit_log_close();
     return rc;
 }
 

@@ -42,6 +42,8 @@ static int switch_options(const struct ws_command_request *rq, struct ws_switch_
     *o = (struct ws_switch_options){.force_layout = rq->command.force_layout,
                                     .wait = rq->command.wait,
                                     .deadline_s = seconds,
+                                    .by = rq->who,
+                                    .from = rq->from,
                                     .cancel = rq->cancel};
     return 0;
 }

@@ -4,6 +4,8 @@
 #define WS_FS_CONTROL_COMMANDS_H
 #include "fs/engines/controller.h"
 
+#define WS_WRITER_CHARS 40
+
 /* A command that was written and runs on a thread of its own. */
 struct ws_command_request {
     struct ws_control *control;
@@ -13,6 +15,7 @@ struct ws_command_request {
     char shown[WS_MAX_COMMAND + 1];
     size_t bytes; /* of it as it was written */
     bool any_file;
+    char who[WS_WRITER_CHARS], from[WS_WRITER_CHARS]; /* the writer: "uid:0", "pid 7 uid 0" */
     const atomic_bool *cancel;
     void (*done)(void *arg, int result); /* NULL once called */
     void *arg;

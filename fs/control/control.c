@@ -10,6 +10,7 @@
 #include "fs/switch/reconcile.h"
 #include "fs/switch/restore.h"
 #include "fs/switch/settings.h"
+#include "transports/base/audit_log.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/http/client.h"
@@ -27,6 +28,21 @@ static void free_request(struct ws_command_request *rq)
     if (rq->model)
         ws_model_put(rq->model);
     free(rq);
+}
+
+/* What was written by whom, and how it ended. The words are those that last_error shows: no secret is in them. */
+static void record(const struct ws_command_request *rq, int rc, const struct ws_error *err)
+{
+    char to[WS_MAX_NAME + WS_MAX_COMMAND + 4];
+    snprintf(to, sizeof(to), "%s: %s", rq->controller->name ? rq->controller->name : "/", rq->shown);
+    ws_audit_log_write(&(struct ws_audit_entry){.what = "ctl",
+                                                .who = rq->who,
+                                                .from = rq->from,
+                                                .to = to,
+                                                .outcome = rc == -EPERM ? WS_AUDIT_REFUSED
+                                                           : rc < 0     ? WS_AUDIT_FAILED
+                                                                        : WS_AUDIT_DONE,
+                                                .error = rc < 0 ? err->text : NULL});
 }
 
 /* A model that no source lists any more, of which nothing is here and which has no engines, is forgotten. An
@@ -65,6 +81,7 @@ static void run_request(void *arg)
         if (rq->model)
             ws_presence_post(rq->control, rq->controller, rq->model);
     }
+    record(rq, rc, &err);
     if (rq->done)
         rq->done(rq->arg, rc);
     if (rq->model && rq->command.verb == WS_VERB_ENGINE_REMOVE)
@@ -75,7 +92,7 @@ static void run_request(void *arg)
 }
 
 void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *model, const char *text,
-                      size_t len, bool any_file, const atomic_bool *cancel,
+                      size_t len, const struct ws_writer *writer, const atomic_bool *cancel,
                       void (*done)(void *arg, int result), void *arg)
 {
     static const enum ws_scope scopes[WS_VIEW_COUNT] = {
@@ -92,10 +109,12 @@ void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *
     *rq = (struct ws_command_request){.control = c,
                                       .controller = ctl,
                                       .bytes = len,
-                                      .any_file = any_file,
+                                      .any_file = writer->any_file,
                                       .cancel = cancel,
                                       .done = done,
                                       .arg = arg};
+    snprintf(rq->who, sizeof(rq->who), "uid:%u", (unsigned)writer->uid);
+    snprintf(rq->from, sizeof(rq->from), "pid %d uid %u", (int)writer->pid, (unsigned)writer->uid);
     ws_command_show(text, len, rq->shown);
     int rc = scope ? ws_command_parse(scope, text, len, &rq->command, &err)
                    : ws_error_set(&err, EPERM, "this file is only read");
@@ -119,6 +138,7 @@ void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *
             ws_model_put(rq->model);
     }
     rc = ws_controller_fail(c, ctl, rq->shown, &err);
+    record(rq, rc, &err);
     free(rq);
     done(arg, rc);
 }

@@ -1,4 +1,5 @@
 #include "fs/control/metrics.h"
+#include "transports/base/audit_log.h"
 #include "transports/base/clock.h"
 #include <inttypes.h>
 #include <string.h>
@@ -151,6 +152,8 @@ void ws_metrics_print(struct ws_control *c, FILE *f)
 {
     struct printer p = {c, f};
     store_figures(c->store, f);
+    family(f, "audit_lost_total", "counter", "Entries that the audit log had no room for.");
+    fprintf(f, "wsync_audit_lost_total %" PRIu64 "\n", ws_audit_log_lost());
     family(f, "current_version", "gauge", "The version that is current; 0: none.");
     ws_store_each(c->store, current_version, &p);
     family(f, "behind", "gauge", "Versions between the current one and the newest that is known.");

@@ -41,11 +41,16 @@ WS_MUST_USE int ws_control_read(struct ws_control *c, enum ws_view view, struct 
                                 struct ws_version *v, char **text, size_t *len);
 /* One write: runs the command on a thread of its own and calls done exactly once (from that thread, or
  * at once for grammar errors) with 0 or -errno. `cancel` (caller's, lives until done) is set when the
- * writer was interrupted. The text is copied. Records last_error and an event on failure. any_file: the
- * writer could read every file that the daemon can, and may name it; other users only files below
- * options.files. */
+ * writer was interrupted. The text is copied. Records last_error, an event on failure, and an entry of the audit
+ * log. */
+struct ws_writer {
+    uid_t uid;
+    pid_t pid;
+    bool any_file; /* it could read every file that the daemon can, and may name it; others only those below
+                      options.files */
+};
 void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *model, const char *text,
-                      size_t len, bool any_file, const atomic_bool *cancel,
+                      size_t len, const struct ws_writer *writer, const atomic_bool *cancel,
                       void (*done)(void *arg, int result), void *arg);
 /* events grow: size now and a listener that is called after each line (for FUSE poll). */
 uint64_t ws_control_events_size(struct ws_control *c, struct ws_model *model);

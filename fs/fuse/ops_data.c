@@ -351,8 +351,9 @@ void ws_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
     w->size = size;
     w->model = o->model ? ws_model_get(o->model) : NULL;
     fuse_req_interrupt_func(req, on_cancel, w);
-    ws_control_write(fs->control, o->view, w->model, buf, size, o->by_root && is_root(req), &w->cancel,
-                     command_done, w);
+    const struct ws_writer writer = {
+        .uid = fuse_req_ctx(req)->uid, .pid = fuse_req_ctx(req)->pid, .any_file = o->by_root && is_root(req)};
+    ws_control_write(fs->control, o->view, w->model, buf, size, &writer, &w->cancel, command_done, w);
 }
 
 /* --- poll --- */

@@ -29,6 +29,19 @@ static const char *keep(struct ws_mount_options *o, const char *value)
     return copy;
 }
 
+/* A daemon in the background is in no folder of its caller's. */
+static int set_audit_log(struct ws_mount_options *o, const char *value)
+{
+    char cwd[PATH_MAX], path[2 * PATH_MAX];
+    if (!*value)
+        return -EINVAL;
+    if (*value != '/' && !getcwd(cwd, sizeof(cwd)))
+        return -errno;
+    snprintf(path, sizeof(path), "%s%s%s", *value == '/' ? "" : cwd, *value == '/' ? "" : "/", value);
+    o->audit_log = (char *)(uintptr_t)keep(o, path);
+    return o->audit_log ? 0 : -ENOMEM;
+}
+
 static int set_open(struct ws_mount_options *o, const char *value)
 {
     o->open = strcmp(value, "stream") == 0 ? WS_OPEN_STREAM : WS_OPEN_WAIT;
@@ -302,6 +315,8 @@ static const struct {
      "(add MODEL dir:PATH) below this folder, an absolute path, and no others: ctl-group can read by the "
      "mount whatever is there; default: none"},
     {"log", "FILE", set_log, "where a daemon in the background logs"},
+    {"audit-log", "FILE", set_audit_log,
+     "append who wrote which command, and how switches ended: a line of JSON each"},
     {"state", "DIR|none", set_state,
      "where engines, added sources, policies and pins are kept over a restart; default /var/lib/wsync, or "
      "$XDG_STATE_HOME/wsync"},

@@ -21,10 +21,10 @@ struct ws_mount_options {
     gid_t gid, ctl_gid; /* (gid_t)-1: none */
     mode_t mode;        /* of files; folders get the search bits that go with it */
     unsigned deadline_ms;
-    char *log_file, *fsname, *state, *host, *listen, *listen_tokens, *files;
+    char *log_file, *audit_log, *fsname, *state, *host, *listen, *listen_tokens, *files;
     struct ws_tcp_server_options serve; /* listen NULL: it serves no other mounts */
     struct ws_trust trust;              /* verify-key=; the store's options lead to it */
-    char *strings[24];                  /* owned: what the pointers above lead to */
+    char *strings[32];                  /* owned: what the pointers above lead to */
     size_t n_strings;
     char *tokens[8]; /* the same, in secret memory */
     size_t n_tokens;

@@ -33,6 +33,7 @@
 #include "fs/switch/peer_mounts.h"
 #include "fs/switch/presence.h"
 #include "fs/switch/settings.h"
+#include "transports/base/audit_log.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include <errno.h>
@@ -422,6 +423,31 @@ static unsigned n_serving(const struct ws_switch_run *r, const struct ws_control
     return n;
 }
 
+/* Into the audit log. A switch that had begun with its engines and failed has taken them back. */
+static void record(const struct ws_switch_run *r, const struct ws_switch_item *item, const char *what, int rc,
+                   const struct ws_error *err)
+{
+    char to[WS_MAX_NAME + 32];
+    snprintf(to, sizeof(to), "%s/%" PRIu64, ws_model_name(item->model), ws_version_number(item->version));
+    ws_audit_log_write(&(struct ws_audit_entry){.what = what,
+                                                .who = r->options->by,
+                                                .from = r->options->from,
+                                                .to = to,
+                                                .outcome = rc < 0 ? WS_AUDIT_FAILED : WS_AUDIT_DONE,
+                                                .error = rc < 0 ? err->text : NULL});
+}
+
+static void record_rollback(const struct ws_switch_run *r, const struct ws_switch_item *item)
+{
+    struct ws_error err = {0};
+    unsigned left = 0;
+    for (size_t i = 0; i < r->n; i++)
+        left += r->engines[i].controller == item->controller && r->engines[i].not_back;
+    if (left)
+        (void)ws_error_set(&err, EREMOTEIO, "%u engines could not be taken back", left);
+    record(r, item, "rollback", -err.code, &err);
+}
+
 int ws_switch_run(struct ws_control *c, struct ws_switch_item *items, size_t n,
                   const struct ws_switch_options *o, struct ws_error *err)
 {
@@ -462,6 +488,11 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_item *items, size_t n,
             ws_version_lineage(items[i].version), serving, (double)(ws_clock_ns() - start) * 1e-9);
         const struct ws_version_id id = ws_version_id(items[i].version);
         ws_presence_report(c, items[i].controller, items[i].model, &id, "loaded", NULL);
+    }
+    for (size_t i = 0; i < n; i++) {
+        record(&r, &items[i], "switch", rc, err);
+        if (rc < 0 && drove)
+            record_rollback(&r, &items[i]);
     }
     if (drove)
         ws_engine_step_over(&r);

@@ -16,6 +16,7 @@ struct ws_switch_options {
     bool is_followed;          /* no operator commands it: not to a version that is older (freshness.h) */
     bool wait;                 /* for a switch that runs, instead of EBUSY */
     unsigned deadline_s;       /* 0: WS_SWITCH_DEADLINE_S; a rollback has its own time */
+    const char *by, *from;     /* of the audit log: the writer, or the policy that wants it; NULL: not known */
     const atomic_bool *cancel; /* the writer was interrupted; may be NULL */
 };
 #define WS_SWITCH_DEADLINE_S 1800

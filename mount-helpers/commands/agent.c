@@ -5,6 +5,7 @@
 #include "mount-helpers/cli/capabilities.h"
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/systemd.h"
+#include "transports/base/audit_log.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
 #include "transports/base/secret.h"
@@ -83,6 +84,7 @@ static const struct cli_option options[] = {
      "first one that is visible, and none where that does not work; default off"},
     {"broadcast-window", 0, "MS", "with --broadcast: how long others are waited for; 1 to 2000, default 100",
      1, 2000},
+    {"audit-log", 0, "FILE", "append who published, released and was refused what: a line of JSON each"},
     {"threads", 't', "N", "threads for hashing after a commit, and as many for deltas; default: all cores", 0,
      CLI_MAX_THREADS},
     {"nice", 0, "N", "nice value of the background threads", 0, 19},
@@ -137,15 +139,14 @@ static void drop_listeners(struct ws_astraflow_options *all, size_t n)
 
 /* What root's agent needs once it serves. The huge-page tmpfs for versions, and a socket for another group, want more,
  * so both are prepared here. A GPU's library may lock memory. */
-static void drop_capabilities(const struct ws_agent_options *o)
+static void drop_capabilities(const struct ws_agent_options *o, const char *audit_log)
 {
-    const char *const read[] = {o->tcp.access.tokens_file,   o->tcp.tls_cert_file,
-                                o->tcp.tls_key_file,         o->tcp.tls_client_ca_file,
-                                 o->primary_access.ca_file,
+    const char *const read[] = {o->tcp.access.tokens_file, o->tcp.tls_cert_file,   o->tcp.tls_key_file,
+                                o->tcp.tls_client_ca_file, o->primary_access.ca_file,
                                 o->primary_access.cert_file, o->primary_access.key_file};
     uint64_t keep = o->broadcast ? CAPABILITY(CAP_IPC_LOCK) : 0;
     keep |= capabilities_for_listening(o->tcp.listen) | capabilities_for_folder(o->archive, "v1");
-    keep |= capabilities_for_path(o->socket, W_OK);
+    keep |= capabilities_for_path(o->socket, W_OK) | capabilities_for_path(audit_log, W_OK);
     for (size_t i = 0; i < sizeof(read) / sizeof(read[0]); i++)
         keep |= capabilities_for_path(read[i], R_OK);
     for (size_t i = 0; i < o->n_astraflow; i++)
@@ -157,7 +158,7 @@ static void drop_capabilities(const struct ws_agent_options *o)
     capabilities_drop(keep);
 }
 
-static int serve(const struct ws_agent_options *o)
+static int serve(const struct ws_agent_options *o, const char *audit_log)
 {
     struct ws_error err = {0};
     struct ws_agent *agent;
@@ -166,9 +167,16 @@ static int serve(const struct ws_agent_options *o)
         return cli_fail("cannot make the folder of %s: %s; choose another --socket", o->socket,
                         strerror(errno));
     cli_block_signals();
-    drop_capabilities(o);
-    if (ws_agent_new(&agent, o, &err))
+    if (audit_log && ws_audit_log_open(audit_log, "agent", &err) < 0)
         return cli_fail("%s", err.text);
+    drop_capabilities(o, audit_log);
+    if (ws_agent_new(&agent, o, &err)) {
+        ws_audit_log_close();
+        return cli_fail("%s", err.text);
+    if (ws_agent_new(&agent, o, &err)) {
+        ws_audit_log_close();
+        return cli_fail("%s", err.text);
+    }
     ws_log(WS_LOG_INFO, "agent", "serving http=%s port=%u socket=%s", o->tcp.listen ? o->tcp.listen : "none",
            o->tcp.listen ? ws_agent_port(agent) : 0, o->socket ? o->socket : "none");
     notify_ready();
@@ -176,6 +184,7 @@ static int serve(const struct ws_agent_options *o)
     notify_stopping();
     ws_log(WS_LOG_INFO, "agent", "stopping signal=%s", strsignal(sig));
     ws_agent_free(agent);
+    ws_audit_log_close();
     return CLI_OK;
 }
 
@@ -253,7 +262,7 @@ static int run(const struct cli_args *args)
     o.astraflow = astraflow;
     int rc = take_listeners(args, astraflow, &o.n_astraflow);
     if (rc == CLI_OK)
-        rc = serve(&o);
+        rc = serve(&o, cli_get(args, "audit-log"));
     drop_listeners(astraflow, o.n_astraflow);
     ws_secret_free(token);
     ws_secret_free(primary_token);

@@ -205,7 +205,7 @@ def test_rendering():
     "every manual is rendered without a warning, by scdoc and by groff"
     if not shutil.which("scdoc") or not shutil.which("groff"):
         pytest.skip("scdoc or groff is not installed")
-    assert len(MANUALS) == 12, MANUALS
+    assert len(MANUALS) == 13, MANUALS
     for path in MANUALS:
         with open(path, "rb") as f:
             roff = subprocess.run(["scdoc"], stdin=f, capture_output=True, timeout=20)
@@ -301,7 +301,7 @@ def test_served():
     verbs = set(re.findall(r'\{WS_API_\w+, "([a-z]+)"\}', text)) | set(re.findall(r'strcmp\((?:r->)?(?:q->)?verb, "([a-z]+)"\)', text))
     assert {"manifest", "files", "mounts", "wanted", "broadcast", "node"} <= verbs, verbs
     say(verbs, "wsync-api.5")
-    ranks = set(re.findall(r'\{"([a-z/]+)", (?:do_|ws_rank_)\w+\}', text))
+    ranks = set(re.findall(r'WS_RANK_ROUTE\("([a-z/]+)", ', text))
     assert {"register", "gpu/open"} <= ranks, ranks
     say({f"/v1/local/{r}" for r in ranks}, "wsync-api.5")
 

@@ -182,7 +182,8 @@ static int answer_late(struct ws_agent *a, const struct ws_agent_request *r, jso
     return 0;
 }
 
-static const struct ws_agent_feature late_feature = {.route = answer_late};
+static const struct ws_api_route late_routes[] = {WS_API_ROUTE("POST", "/v1/{model}/late", READ), {0}};
+static const struct ws_agent_feature late_feature = {.routes = late_routes, .route = answer_late};
 #define FEATURE(name) &ws_feature_##name,
 static const struct ws_agent_feature *const and_late[] = {&late_feature, WS_AGENT_FEATURES(FEATURE) NULL};
 #undef FEATURE
@@ -207,6 +208,10 @@ static void test_announced_late(void **state)
     pthread_t thread;
     start(&w, NULL, false);
     w.agent->features = and_late; /* there was no request for it yet */
+    size_t n = 0;
+    while (w.agent->routes[n])
+        n++;
+    w.agent->routes[n] = late_routes; /* not all features have routes: there is room */
     late.socket = w.socket;
     assert_int_equal(pthread_create(&thread, NULL, ask_late, w.http), 0);
     while (!atomic_load(&late.asked))

@@ -1,6 +1,7 @@
 #include "transports/access/access.h"
 #include "transports/access/local_token.h"
 #include "transports/access/token_table.h"
+#include "transports/base/audit_log.h"
 #include "transports/base/clock.h"
 #include "transports/base/entry.h"
 #include "transports/base/log.h"
@@ -42,11 +43,17 @@ static void look_again(struct ws_access *a)
     a->stamp = stamp;
     if (ws_token_table_read(&table, a->o.tokens_file, &err) < 0) {
         ws_log(WS_LOG_WARN, "access", "the tokens of before hold on: %s", err.text);
+        ws_audit_log_write(&(struct ws_audit_entry){.what = "tokens",
+                                                    .to = a->o.tokens_file,
+                                                    .outcome = WS_AUDIT_FAILED,
+                                                    .error = err.text,
+                                                    .is_logged = true});
         return;
     }
     ws_token_table_clear(&a->table);
     a->table = table;
     ws_log(WS_LOG_INFO, "access", "tokens read file=%s tokens=%zu", a->o.tokens_file, table.lines.len);
+    ws_audit_log_write(&(struct ws_audit_entry){.what = "tokens", .to = a->o.tokens_file, .is_logged = true});
 }
 
 int ws_access_new(struct ws_access **out, const struct ws_access_options *o, struct ws_error *err)

@@ -10,6 +10,7 @@
 #define WS_IDENTITY_CHARS 128 /* of a name */
 #define WS_IDENTITY_RULE  "1 to 128 letters, digits and . _ - @ : / +, the first a letter or digit"
 #define WS_MODELS_CHARS   512 /* of all patterns */
+#define WS_FROM_CHARS     96  /* of an address */
 
 #define WS_IDENTITY_ANYBODY "anonymous"  /* where an operator says --insecure */
 #define WS_IDENTITY_SHARED  "token-file" /* who has the one token of --token-file */
@@ -22,6 +23,7 @@ struct ws_identity {
     bool is_shared;                   /* many have it: the name does not tell one mount from another */
     unsigned roles;
     char models[WS_MODELS_CHARS + 1]; /* patterns with commas between: actor*,critic; empty: all models */
+    char from[WS_FROM_CHARS]; /* where its request came from, as the audit log has it; empty: not known */
 };
 
 /* WS_IDENTITY_RULE, and none of the names that wsync gives: WS_IDENTITY_..., cert:NAME, uid:N. */

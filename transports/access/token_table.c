@@ -58,16 +58,50 @@ static int order(const void *a, const void *b)
     return memcmp(x->hash.bytes, y->hash.bytes, sizeof(x->hash.bytes));
 }
 
-/* One hash is one identity; a name may have several, of which a certificate's must be one only. */
-static int check_table(const struct ws_token_table *t, struct ws_error *err)
+/* One hash is one identity. */
+static int check_hashes(const struct ws_token_table *t, const char *path, struct ws_error *err)
 {
     for (size_t i = 1; i < t->lines.len; i++) {
         const struct ws_token_line *a = &t->lines.ptr[i - 1], *b = &t->lines.ptr[i];
         if (a->has_hash && b->has_hash && ws_token_hash_equal(&a->hash, &b->hash))
-            return ws_error_set(err, EINVAL, "%s and %s have the same hash", a->identity.name,
-                                b->identity.name);
+            return ws_error_set(err, EINVAL,
+                                "the tokens file %.200s, lines %u and %u: %s and %s have the same hash", path,
+                                a->number, b->number, a->identity.name, b->identity.name);
     }
     return 0;
+}
+
+/* By name, and then as they stand in the file. */
+static int order_by_name(const void *a, const void *b)
+{
+    const struct ws_token_line *x = *(const struct ws_token_line *const *)a,
+                               *y = *(const struct ws_token_line *const *)b;
+    const int by_name = strcmp(x->identity.name, y->identity.name);
+    return by_name ? by_name : (x->number > y->number) - (x->number < y->number);
+}
+
+/* A certificate's name is of all lines of that name: they must not differ in what it may do. */
+static int check_names(const struct ws_token_table *t, const char *path, struct ws_error *err)
+{
+    const struct ws_token_line **by_name = calloc(t->lines.len + 1, sizeof(const struct ws_token_line *));
+    int rc = 0;
+    if (!by_name)
+        return ws_error_set(err, ENOMEM, "no memory for the tokens file %.200s", path);
+    for (size_t i = 0; i < t->lines.len; i++)
+        by_name[i] = &t->lines.ptr[i];
+    qsort(by_name, t->lines.len, sizeof(*by_name), order_by_name);
+    for (size_t i = 1; i < t->lines.len && rc == 0; i++) {
+        const struct ws_token_line *a = by_name[i - 1], *b = by_name[i];
+        if (strcmp(a->identity.name, b->identity.name) == 0 &&
+            (a->identity.roles != b->identity.roles || strcmp(a->identity.models, b->identity.models) != 0))
+            rc = ws_error_set(
+                err, EINVAL,
+                "the tokens file %.200s, lines %u and %u: both are of %s, and differ in roles or models; "
+                "a name has the same in all its lines",
+                path, a->number, b->number, a->identity.name);
+    }
+    free(by_name);
+    return rc;
 }
 
 int ws_token_table_parse(struct ws_token_table *out, const char *path, const char *text, size_t n,
@@ -87,19 +121,19 @@ int ws_token_table_parse(struct ws_token_table *out, const char *path, const cha
             continue;
         struct ws_token_line line;
         rc = parse_line(words, n_words, &line, err);
+        line.number = number;
         if (rc == 0 && (rc = ws_token_lines_append_most(&out->lines, line, WS_MAX_TOKENS)) < 0)
             (void)ws_error_set(err, -rc, rc == -E2BIG ? "it has more than %d tokens" : "no memory",
                                WS_MAX_TOKENS);
-        if (rc < 0) {
-            char where[300];
-            snprintf(where, sizeof(where), "the tokens file %.200s, line %u", path, number);
-            ws_error_prefix(err, where);
-        }
+        if (rc < 0)
+            ws_error_prefix(err, "the tokens file %.200s, line %u", path, number);
     }
     if (rc == 0 && out->lines.len)
         qsort(out->lines.ptr, out->lines.len, sizeof(*out->lines.ptr), order);
-    if (rc == 0 && (rc = check_table(out, err)) < 0)
-        ws_error_prefix(err, "the tokens file");
+    if (rc == 0)
+        rc = check_hashes(out, path, err);
+    if (rc == 0)
+        rc = check_names(out, path, err);
     if (rc < 0)
         ws_token_table_clear(out);
     return rc;

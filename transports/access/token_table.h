@@ -8,7 +8,9 @@
  *
  * NAME is the token's holder, or a name in a client certificate. ROLES are of access/role.h, MODELS patterns
  * with commas between. HASH is what `wsync token add` writes; the file holds no secret. A file with one bad
- * line is refused whole: an operator who meant to take a role away must hear that it did not happen.
+ * line is refused whole: an operator who meant to take a role away must hear that it did not happen. A name may
+ * have several lines, while its token is exchanged; their roles and models must be the same, since a certificate
+ * with that name is of all of them.
  *
  * A table does not change and may be used by any thread. */
 #ifndef WS_TRANSPORTS_ACCESS_TOKEN_TABLE_H
@@ -21,6 +23,7 @@
 
 struct ws_token_line {
     struct ws_identity identity;
+    unsigned number; /* of the line in the file, from 1 */
     bool has_hash;
     struct ws_token_hash hash;
 };

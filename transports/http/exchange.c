@@ -1,5 +1,6 @@
 /* A request from its first line to its end. */
 #include "transports/http/exchange.h"
+#include "transports/base/audit_log.h"
 #include "transports/base/clock.h"
 #include "transports/base/limits.h"
 #include "transports/base/log.h"
@@ -77,6 +78,7 @@ static void identify(struct ws_http_incoming *in)
         ws_access_identify(in->server->access, ws_http_header(in, "Authorization"),
                            c && c->is_verified ? c->names.ptr : NULL, c && c->is_verified ? c->names.n : 0,
                            &in->who);
+    ws_http_peer(in, in->who.from);
     in->need = (struct ws_http_need){.role = in->route ? in->route->role : WS_ROLE_READ,
                                      .max_body = in->server->o.max_body};
     if (in->route && in->route->need)
@@ -113,18 +115,26 @@ static void log_refusal(const struct ws_http_incoming *in, unsigned status)
     struct ws_http_server *s = in->server;
     const uint64_t now = ws_clock_ns();
     uint64_t last = atomic_load(&s->logged_ns);
-    char peer[96], target[120];
+    char target[120], to[150], why[60];
     atomic_fetch_add(status == MHD_HTTP_FORBIDDEN ? &s->forbidden : &s->unknown, 1);
     if (now - last < WS_SECOND_NS || !atomic_compare_exchange_strong(&s->logged_ns, &last, now)) {
         atomic_fetch_add(&s->unlogged, 1);
         return;
     }
-    ws_http_peer(in, peer);
+    const unsigned more = atomic_exchange(&s->unlogged, 0);
     snprintf(target, sizeof(target), "%s", in->target);
     ws_text_clean(target);
-    ws_log(WS_LOG_WARN, "http", "refused status=%u from=%s who=%s method=%.16s path=%s more=%u", status, peer,
-           in->who.name[0] ? in->who.name : "unknown", in->method_name, target,
-           atomic_exchange(&s->unlogged, 0));
+    ws_log(WS_LOG_WARN, "http", "refused status=%u from=%s who=%s method=%.16s path=%s more=%u", status,
+           in->who.from, in->who.name[0] ? in->who.name : "unknown", in->method_name, target, more);
+    snprintf(to, sizeof(to), "%.16s %s", in->method_name, target);
+    snprintf(why, sizeof(why), "status %u; %u more since the entry before", status, more);
+    ws_audit_log_write(&(struct ws_audit_entry){.what = "refused",
+                                                .who = in->who.name,
+                                                .from = in->who.from,
+                                                .to = to,
+                                                .outcome = WS_AUDIT_REFUSED,
+                                                .error = why,
+                                                .is_logged = true});
 }
 
 static void refuse(const struct ws_http_incoming *in, unsigned status, struct ws_http_answer *a)

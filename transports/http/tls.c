@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <gnutls/gnutls.h>
 #include <gnutls/x509.h>
+#include <limits.h>
 #include <microhttpd.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -272,14 +273,16 @@ static void name_by_fingerprint(const gnutls_datum_t *der, struct ws_http_names 
     out->n = 1;
 }
 
-static void read_names(const gnutls_datum_t *der, struct ws_http_names *out)
+void ws_http_tls_names(const void *bytes, size_t size, struct ws_http_names *out)
 {
+    const gnutls_datum_t der = {(unsigned char *)(uintptr_t)bytes, (unsigned)size};
     gnutls_x509_crt_t crt;
     char name[WS_IDENTITY_CHARS + 1];
     *out = (struct ws_http_names){0};
     if (gnutls_x509_crt_init(&crt) < 0)
         return;
-    bool more = gnutls_x509_crt_import(crt, der, GNUTLS_X509_FMT_DER) == 0;
+    const bool is_one = size <= UINT_MAX && gnutls_x509_crt_import(crt, &der, GNUTLS_X509_FMT_DER) == 0;
+    bool more = is_one;
     for (unsigned i = 0; more && i < 64; i++) {
         size_t n = sizeof(name);
         unsigned kind = 0;
@@ -292,8 +295,8 @@ static void read_names(const gnutls_datum_t *der, struct ws_http_names *out)
     if (gnutls_x509_crt_get_dn_by_oid(crt, GNUTLS_OID_X520_COMMON_NAME, 0, 0, name, &n) == 0)
         add_name(out, name, n);
     gnutls_x509_crt_deinit(crt);
-    if (out->n == 0)
-        name_by_fingerprint(der, out);
+    if (is_one && out->n == 0)
+        name_by_fingerprint(&der, out);
 }
 
 const char *ws_http_tls_lacks(struct MHD_Connection *c, struct ws_http_names *out, char text[256])
@@ -309,7 +312,7 @@ const char *ws_http_tls_lacks(struct MHD_Connection *c, struct ws_http_names *ou
         return "none was shown";
     const int rc = gnutls_certificate_verify_peers(session, &purpose, 1, &status);
     if (rc == GNUTLS_E_SUCCESS && status == 0) {
-        read_names(chain, out);
+        ws_http_tls_names(chain->data, chain->size, out);
         return out->n ? NULL : "it has no name, and no fingerprint";
     }
     if (rc != GNUTLS_E_SUCCESS)

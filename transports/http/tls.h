@@ -35,6 +35,9 @@ struct ws_http_names {
     const char *ptr[WS_HTTP_NAMES];
     size_t n;
 };
+/* The names of a certificate in DER, those only that a line of a tokens file could have; of one without any, its
+ * fingerprint. None: it is no certificate. */
+void ws_http_tls_names(const void *der, size_t n, struct ws_http_names *out);
 /* Whether the client of a connection has shown a certificate that is signed by one of the authorities, has not
  * expired and is made for clients. NULL: it has, and its names are in out; else why not, in words of at most 200
  * bytes, that are written to text. libmicrohttpd only asks for a certificate, and serves clients without one. */

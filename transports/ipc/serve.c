@@ -1,4 +1,5 @@
 #include "transports/ipc/serve.h"
+#include "transports/base/audit_log.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/base/workers.h"
@@ -51,6 +52,8 @@ struct ws_ipc_server {
     struct ws_ipc_listener listener;
     struct ws_acceptor *acceptor;
     atomic_bool stop;
+    _Atomic uint64_t logged_ns; /* when a refusal was logged last */
+    atomic_uint unlogged;       /* refusals since */
     pthread_mutex_t lock;
     pthread_cond_t woken; /* the catalog changed, or the server stops */
     /* guarded by lock */
@@ -286,6 +289,29 @@ static int serve_catalog(struct client *c, const char *method, const char *path,
     return rc;
 }
 
+/* Refusals are logged, but not as fast as a client can cause them. */
+static void log_refusal(const struct client *c, const char *method, const char *path,
+                        const struct ws_error *err)
+{
+    struct ws_ipc_server *s = c->server;
+    const uint64_t now = ws_clock_ns();
+    uint64_t last = atomic_load(&s->logged_ns);
+    char to[WS_IDENTITY_CHARS + 200], why[WS_ERROR_TEXT + 40];
+    if (now - last < WS_SECOND_NS || !atomic_compare_exchange_strong(&s->logged_ns, &last, now)) {
+        atomic_fetch_add(&s->unlogged, 1);
+        return;
+    }
+    snprintf(to, sizeof(to), "%.16s %.200s", method, path);
+    snprintf(why, sizeof(why), "%.440s; %u more since the entry before", err->text,
+             atomic_exchange(&s->unlogged, 0));
+    ws_audit_log_write(&(struct ws_audit_entry){.what = "refused",
+                                                .who = c->peer.who.name,
+                                                .from = c->peer.who.from,
+                                                .to = to,
+                                                .outcome = WS_AUDIT_REFUSED,
+                                                .error = why});
+}
+
 static int serve_one(struct client *c, const json_t *request, const int *fds, size_t n_fds)
 {
     struct ws_ipc_server *s = c->server;
@@ -313,6 +339,8 @@ static int serve_one(struct client *c, const json_t *request, const int *fds, si
     }
     if (rc == -ECONNABORTED)
         return rc;
+    if (rc == -EPERM || rc == -EACCES)
+        log_refusal(c, method, path, &err);
     if (rc < 0) {
         json_decref(reply);
         reply = error_reply(-rc, err.text);
@@ -423,6 +451,7 @@ static void accept_client(void *self, int sock)
     c->peer.pid = cred.pid;
     c->peer.uid = cred.uid;
     ws_identity_of_uid(cred.uid, &c->peer.who);
+    snprintf(c->peer.who.from, sizeof(c->peer.who.from), "pid %d uid %u", (int)cred.pid, (unsigned)cred.uid);
     c->peer.pidfd = open_pidfd(sock, cred.pid);
     pthread_mutex_lock(&s->lock);
     if (ws_thread_start(&c->thread, serve_client, c) < 0) {

@@ -121,6 +121,8 @@ static int parse_version_path(const char *at, const char *query, struct ws_api_r
     out->has_version = ws_text_u64(number, &out->version) == 0;
     if (!out->has_version && *at == 0)
         memcpy(out->verb, number, sizeof(out->verb));
+    else if (!out->has_version && strcmp(number, "mounts") == 0 && strcmp(at, "remove") == 0)
+        (void)stpcpy(out->verb, "mounts/remove");
     if (!out->has_version || parse_component(&at, what, sizeof(what)))
         return 0;
     for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)

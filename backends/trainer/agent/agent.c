@@ -224,6 +224,15 @@ static void print_route(FILE *f, const char *carrier, unsigned role, const char 
     fprintf(f, "%-8s %-8s %-5s %s%s\n", carrier, ws_role_name(role), method, prefix, path);
 }
 
+/* Bytes travel by HTTP only, descriptors by the socket. */
+static const char *carrier_of(const char *pattern)
+{
+    const char *verb = strrchr(pattern, '/') + 1;
+    if (strcmp(verb, "map") == 0 || strcmp(verb, "unmap") == 0)
+        return "unix";
+    return strcmp(verb, "delta") == 0 || strcmp(verb, "{file}") == 0 ? "http" : "both";
+}
+
 void ws_agent_print_routes(FILE *f)
 {
     const struct ws_api_route *tables[WS_N_FEATURES + 2];
@@ -231,11 +240,7 @@ void ws_agent_print_routes(FILE *f)
     fprintf(f, "%-8s %-8s %-5s %s\n", "carrier", "role", "", "path");
     print_route(f, "http", WS_ROLE_OPEN, "GET", "", "/healthz");
     for (const struct ws_api_route *r = ws_api_routes; r->method; r++)
-        print_route(f,
-                    strstr(r->pattern, "map")      ? "unix"
-                    : strstr(r->pattern, "/delta") ? "http"
-                                                   : "both",
-                    r->role, r->method, "", r->pattern);
+        print_route(f, carrier_of(r->pattern), r->role, r->method, "", r->pattern);
     for (size_t i = 0; tables[i]; i++)
         for (const struct ws_api_route *r = tables[i]; r->method; r++)
             print_route(f, "both", r->role, r->method, "", r->pattern);

@@ -1,6 +1,7 @@
 /* What is asked of the agent beside versions: status, metrics, and the features' routes. */
 #include "backends/trainer/agent/status.h"
 #include "backends/trainer/agent/core/features.h"
+#include "transports/base/audit_log.h"
 #include "transports/protocol/api.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -57,6 +58,8 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
             tcp.bytes_sent, tcp.requests, tcp.connections, tcp.unknown, tcp.forbidden);
     fprintf(f, "# TYPE wsync_agent_ended_total counter\n");
     ws_tcp_server_print_ended(&tcp, "wsync_agent_ended_total", f);
+    fprintf(f, "# TYPE wsync_agent_audit_lost_total counter\nwsync_agent_audit_lost_total %" PRIu64 "\n",
+            ws_audit_log_lost());
     pthread_mutex_lock(&a->lock);
     fprintf(f, "# TYPE wsync_agent_slot_bytes gauge\nwsync_agent_slot_bytes %" PRIu64 "\n", a->slot_bytes);
     ws_features_metrics(a, f);

@@ -1,6 +1,7 @@
 /* Feature list: which features the agent has. The hooks of one kind are called in this order. Of the routes the
  * order matters: the group forwards to the primary what only the primary can answer. A broadcast is not such a
- * request, and so comes before it; what mounts report is, and comes after it. */
+ * request, and so comes before it; what mounts report is, and comes after it. What operators remove may be a model
+ * that has no version, which the fleet would refuse. */
 #ifndef WS_TRAINER_AGENT_CORE_FEATURE_LIST_H
 #define WS_TRAINER_AGENT_CORE_FEATURE_LIST_H
 
@@ -13,6 +14,7 @@
     _(astraflow)                                                                                             \
     _(broadcast)                                                                                             \
     _(group)                                                                                                 \
+    _(admin)                                                                                                 \
     _(fleet)
 
 /* Where a feature finds its state: feature_state[WS_FEATURE_archive] of an agent or model. */

@@ -1,6 +1,7 @@
 /* Models: finds and adds them, and leads their versions through publish, abandon and discard (models.h). */
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/core/features.h"
+#include "backends/trainer/agent/core/journal.h"
 #include "backends/trainer/agent/core/slots.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
@@ -73,6 +74,7 @@ void ws_agent_model_discard(struct ws_agent *a, struct ws_agent_model *m)
     m->abandoned++;
     ws_log(WS_LOG_WARN, "agent", "version abandoned model=%s version=%" PRIu64 " why=\"%s\"", m->name,
            m->writing_version, m->why);
+    ws_journal_version(m, "abandon", m->name, m->writing_version, m->why);
     ws_features_discarded(a, m);
     end_writing(a, m);
 }
@@ -135,6 +137,7 @@ void ws_agent_model_publish(struct ws_agent *a, struct ws_agent_model *m)
     s->rank_deltas = NULL;
     ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64 " digest=%s",
            owner->name, s->version, s->lineage, s->manifest->total_bytes, s->manifest->digest);
+    ws_journal_version(m, "publish", owner->name, s->version, NULL);
     end_writing(a, m);
 }
 
@@ -145,9 +148,34 @@ void ws_agent_model_publish_pending(struct ws_agent *a, struct ws_agent_model *m
     retire_other_form(a, m);
     ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s on-demand", m->name, version,
            lineage);
+    ws_journal_version(m, "publish", m->name, version, NULL);
 }
 
 /* --- the end --- */
+
+int ws_agent_model_remove(struct ws_agent *a, struct ws_agent_model *m, struct ws_error *err)
+{
+    char holders[300];
+    if (m->writing || m->preparing)
+        return ws_error_set(err, EBUSY, "version %" PRIu64 " of %s is being written", m->writing_version,
+                            m->name);
+    for (unsigned i = 0; i < m->n_slots; i++) {
+        if (m->slots[i]->state == WS_SLOT_WRITING || m->slots[i]->state == WS_SLOT_HASHING ||
+            m->slots[i]->state == WS_SLOT_SEALED)
+            return ws_error_set(err, EBUSY, "a version of %s is being written", m->name);
+        if (!ws_slot_has_firm_leases(m->slots[i]) && ws_slot_idle(m->slots[i]) != -EBUSY)
+            continue;
+        ws_slot_holders(m->slots[i], holders, sizeof(holders));
+        return ws_error_set(err, EBUSY, "%s/%" PRIu64 " is in use by %s", m->name, m->slots[i]->version,
+                            holders[0] ? holders : "a process of this host");
+    }
+    ws_slots_retire_all(a, m);
+    m->has_published = false;
+    m->newest = 0;
+    m->lineage[0] = m->opened_lineage[0] = 0;
+    pthread_cond_broadcast(&a->changed);
+    return 0;
+}
 
 static void free_model(const struct ws_agent *a, struct ws_agent_model *m)
 {

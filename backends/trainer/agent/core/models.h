@@ -19,6 +19,10 @@ void ws_agent_model_publish_pending(struct ws_agent *a, struct ws_agent_model *m
                                     const char *lineage);
 /* Retires the slot of the version on its way instead. */
 void ws_agent_model_discard(struct ws_agent *a, struct ws_agent_model *m);
+/* Has the model listed no longer, and frees its slots: those that readers still have once these have gone and it is
+ * called again. The model itself stays, for threads that know it; the next version of that name begins anew. -EBUSY:
+ * a version is written, or processes of this host have the memory of one. */
+WS_MUST_USE int ws_agent_model_remove(struct ws_agent *a, struct ws_agent_model *m, struct ws_error *err);
 /* At the end, when no other thread uses them; not under lock. */
 void ws_agent_models_free(struct ws_agent *a);
 

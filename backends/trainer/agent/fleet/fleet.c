@@ -103,6 +103,28 @@ void ws_fleet_remove(struct ws_fleet *f, const char *owner, const char *mount_id
     }
 }
 
+int ws_fleet_forget(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns,
+                    struct ws_error *err)
+{
+    struct ws_fleet_mount **found = NULL;
+    for (struct ws_fleet_mount **at = &f->mounts; *at; at = &(*at)->next) {
+        if (strcmp((*at)->mount_id, mount_id) != 0 || (owner && strcmp((*at)->owner, owner) != 0))
+            continue;
+        if (found)
+            return ws_error_set(err, EINVAL, "several identities report a mount %.300s: say of which",
+                                mount_id);
+        found = at;
+    }
+    if (!found)
+        return ws_error_set(err, ENOENT, "there is no mount %.300s%s%s", mount_id,
+                            owner && *owner ? " of " : "", owner ? owner : "");
+    if ((*found)->lease_ns >= now_ns)
+        return ws_error_set(err, EBUSY, "the mount %.300s is not silent: it would register again; unmount it",
+                            mount_id);
+    remove_at(f, found);
+    return 0;
+}
+
 void ws_fleet_expire(struct ws_fleet *f, uint64_t now_ns)
 {
     for (struct ws_fleet_mount **at = &f->mounts; *at;) {

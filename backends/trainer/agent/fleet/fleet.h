@@ -58,6 +58,10 @@ WS_MUST_USE int ws_fleet_find_or_add(struct ws_fleet *f, const char *owner, cons
 void ws_fleet_extend_lease(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns,
                            unsigned ms);
 void ws_fleet_remove(struct ws_fleet *f, const char *owner, const char *mount_id); /* it is unmounted */
+/* An operator has it forgotten: a mount that is silent, of that owner (NULL: of whichever has one of that id).
+ * -ENOENT; -EBUSY: it is not silent; -EINVAL: several owners have one. */
+WS_MUST_USE int ws_fleet_forget(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns,
+                                struct ws_error *err);
 /* Removes mounts that have been silent for long. */
 void ws_fleet_expire(struct ws_fleet *f, uint64_t now_ns);
 /* Forgets what mounts reported of a version before, so that they report it again. name: only of mounts that it

@@ -26,8 +26,9 @@ struct ws_release {
     struct ws_release *next;
     uint64_t id; /* unique, also over restarts of the agent */
     enum ws_release_phase phase;
-    uint64_t deadline_ns;    /* of preparing */
-    char why[WS_ERROR_TEXT]; /* aborted */
+    uint64_t deadline_ns;                                 /* of preparing */
+    char why[WS_ERROR_TEXT];                              /* aborted */
+    char who[WS_IDENTITY_CHARS + 1], from[WS_FROM_CHARS]; /* that began it; the caller's */
     size_t n_items;
     struct ws_release_item items[];
 };

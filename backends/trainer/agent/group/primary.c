@@ -1,6 +1,7 @@
 /* The primary of a group: it receives the state of the trainer's other agents, knows all ranks, and decides
  * how far a version is (group.h). */
 #include "backends/trainer/agent/audit/audit.h"
+#include "backends/trainer/agent/core/journal.h"
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/core/sessions.h"
 #include "backends/trainer/agent/group/group.h"
@@ -15,6 +16,10 @@
 #define SILENT_NS ((WS_LEASE_GRACE_MS + 3000) * WS_MS_NS) /* a call may take WS_NODE_CALL_MS */
 #define TURN_NS   500000000UL
 #define SOON_NS   20000000UL
+
+/* What a node's agent may claim: it has a role, and may still be wrong. */
+#define MOST_CLAIMED_MODELS 32 /* models that no version and no rank of this node vouches for */
+#define MOST_VERSION_JUMP   (1ULL << 30)
 
 /* --- a round --- */
 
@@ -150,6 +155,7 @@ static void announce(struct ws_agent *a, struct ws_agent_model *m)
         m->has_published = true;
         m->published++;
         ws_agent_audit_published(m);
+        ws_journal_version(m, "publish", m->name, m->newest, NULL);
     }
     ws_log(WS_LOG_INFO, "agent", "all parts are there model=%s version=%" PRIu64 " parts=%u", m->name,
            g->announced.version, g->count);
@@ -466,6 +472,57 @@ static void record_given_up(struct ws_group_node *n, const json_t *all_hashes, u
     snprintf(n->lineage, sizeof(n->lineage), "%s", lineage ? lineage : "");
 }
 
+/* Could the trainer be at that version? Versions of one lineage are steps, or times: neither grows by more than it
+ * has, or than a long training has steps. What this node's own ranks write is no claim. */
+static bool is_plausible(const struct ws_agent_model *m, const struct ws_version_id *v)
+{
+    const uint64_t most = m->newest > MOST_VERSION_JUMP ? m->newest : MOST_VERSION_JUMP;
+    if (!m->has_published || strcmp(v->lineage, m->lineage) != 0 || v->version <= m->newest)
+        return v->version <= INT64_MAX;
+    return v->version - m->newest <= most || (m->writing && m->writing_version == v->version);
+}
+
+static int check_claims(const struct ws_agent_model *m, const json_t *body, struct ws_error *err)
+{
+    const json_t *given_up = json_object_get(body, "given_up");
+    const char *lineage = json_string_value(json_object_get(body, "version_run"));
+    const char *abandoned = json_string_value(json_object_get(given_up, "run"));
+    const struct ws_version_id claims[] = {
+        ws_version_id_make(ws_agent_number(body, "version", 0), lineage ? lineage : ""),
+        ws_version_id_make(ws_agent_number(given_up, "version", 0), abandoned ? abandoned : "")};
+    for (size_t i = 0; i < sizeof(claims) / sizeof(claims[0]); i++)
+        if (!is_plausible(m, &claims[i]))
+            return ws_error_set(
+                err, EINVAL,
+                "a node has version %" PRIu64 " of %s, whose newest is %" PRIu64
+                ": no trainer is so far ahead; open another lineage for such a jump (new_run)",
+                claims[i].version, m->name, m->newest);
+    return 0;
+}
+
+/* The model that a node's message names. One that is not known here is made for ranks that the message registers, and
+ * not for any number of names. */
+static struct ws_agent_model *claimed_model(struct ws_agent *a, const char *name, const json_t *body,
+                                            struct ws_error *err)
+{
+    struct ws_agent_model *m = ws_agent_model_find(a, name);
+    unsigned claimed = 0;
+    if (m)
+        return m;
+    for (m = a->models; m; m = m->next)
+        claimed += !m->has_published && m->n_registered == 0 && m->n_slots == 0 && !m->nodes;
+    if (json_array_size(json_object_get(body, "ranks")) == 0)
+        (void)ws_error_set(err, ENOENT,
+                           "there is no model '%.100s' here, and the message names no rank of it", name);
+    else if (claimed >= MOST_CLAIMED_MODELS)
+        (void)ws_error_set(err, E2BIG,
+                           "nodes name %u models of which nothing was published: no room for %.100s", claimed,
+                           name);
+    else if (!(m = ws_agent_model_find_or_add(a, name)))
+        (void)ws_error_set(err, ENOMEM, "no room for the model %s; at most %d", name, WS_MAX_MODELS);
+    return m;
+}
+
 static void record_version(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n,
                            const json_t *body)
 {
@@ -563,10 +620,11 @@ int ws_primary_node_route(struct ws_agent *a, const struct ws_api_request *q, co
         return -EINVAL;
     }
     pthread_mutex_lock(&a->lock);
-    struct ws_agent_model *m = ws_agent_model_find_or_add(a, q->model);
+    struct ws_agent_model *m = claimed_model(a, q->model, body, err);
     struct ws_group_node *n = NULL;
-    int rc = m ? ws_group_make(m, err)
-               : ws_error_set(err, ENOMEM, "no room for the model %s; at most %d", q->model, WS_MAX_MODELS);
+    int rc = m ? ws_group_make(m, err) : -err->code;
+    if (rc == 0)
+        rc = check_claims(m, body, err);
     if (rc == 0 && !(n = node_of(m->group, id, name, err)))
         rc = -E2BIG;
     if (rc == 0) {

@@ -13,8 +13,10 @@
 /* clang-format on */
 #include "backends/trainer/agent/mounts/routes.h"
 #include "backends/trainer/agent/core/features.h"
+#include "backends/trainer/agent/core/journal.h"
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/fleet/release.h"
+#include "transports/base/audit_log.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/base/text.h"
@@ -78,6 +80,31 @@ static int parse_mount_id(const json_t *body, char out[WS_MOUNT_ID_CHARS + 1], s
     return 0;
 }
 
+/* "actor/42,critic/17" */
+static void print_items(const struct ws_release_item *items, size_t n, char *out, size_t cap)
+{
+    size_t used = 0;
+    *out = 0;
+    for (size_t i = 0; i < n && used < cap; i++)
+        used += (size_t)snprintf(out + used, cap - used, "%s%s/%" PRIu64, i ? "," : "", items[i].model,
+                                 items[i].target.version);
+}
+
+/* A release begins, or has come to its end. by: its identity; NULL: the one that began it. */
+static void record_phase(const struct ws_release *r, const char *what, const struct ws_identity *by)
+{
+    char to[512];
+    print_items(r->items, r->n_items, to, sizeof(to));
+    ws_audit_log_write(
+        &(struct ws_audit_entry){.what = what,
+                                 .who = by ? by->name : r->who,
+                                 .from = by ? by->from : r->from,
+                                 .to = to,
+                                 .outcome = r->phase == WS_RELEASE_ABORTED ? WS_AUDIT_FAILED : WS_AUDIT_DONE,
+                                 .error = r->why[0] ? r->why : NULL,
+                                 .is_logged = true});
+}
+
 /* Under lock. Records releases with a new phase; they are notified once the lock is free. */
 static bool advance(struct ws_agent *a)
 {
@@ -90,6 +117,7 @@ static bool advance(struct ws_agent *a)
         ws_log(WS_LOG_INFO, "agent", "release %s id=%" PRIu64 " model=%s version=%" PRIu64 "%s%s",
                r->phase == WS_RELEASE_COMMITTED ? "committed" : "aborted", r->id, r->items[0].model,
                r->items[0].target.version, r->why[0] ? " why=" : "", r->why);
+        record_phase(r, r->phase == WS_RELEASE_COMMITTED ? "release committed" : "release aborted", NULL);
     }
     return changed;
 }
@@ -344,23 +372,31 @@ static void drop_old_releases(struct ws_agent *a)
     }
 }
 
-static int start_release(struct ws_agent *a, const struct ws_release_item *parts, size_t n,
-                         const json_t *body, json_t **reply, struct ws_error *err)
+/* A newer release takes the place of those that are being prepared. */
+static void supersede(struct ws_agent *a, const struct ws_release_item *item, const struct ws_identity *who)
 {
     char why[128];
+    snprintf(why, sizeof(why), "a newer release, of version %" PRIu64 ", took its place",
+             item->target.version);
+    for (struct ws_release *r = releases_of(a)->list; r; r = r->next)
+        if (r->phase == WS_RELEASE_PREPARING && ws_release_has_model(r, item->model)) {
+            ws_release_abort(r, why);
+            record_phase(r, "release aborted", who);
+        }
+}
+
+static int start_release(struct ws_agent *a, const struct ws_identity *who,
+                         const struct ws_release_item *parts, size_t n, const json_t *body, json_t **reply,
+                         struct ws_error *err)
+{
     const json_t *s = json_object_get(body, "prepare_s");
     json_int_t seconds = json_is_integer(s) ? json_integer_value(s) : PREPARE_S;
     uint64_t now = ws_clock_ns();
     if (seconds < 1 || seconds > MAX_PREPARE_S)
         return ws_error_set(err, EINVAL, "prepare_s is a number of seconds from 1 to %d", MAX_PREPARE_S);
     uint64_t id = new_id(a);
-    for (struct ws_release *r = releases_of(a)->list; r; r = r->next)
-        for (size_t i = 0; i < n; i++)
-            if (ws_release_has_model(r, parts[i].model)) {
-                snprintf(why, sizeof(why), "a newer release, of version %" PRIu64 ", took its place",
-                         parts[i].target.version);
-                ws_release_abort(r, why);
-            }
+    for (size_t i = 0; i < n; i++)
+        supersede(a, &parts[i], who);
     drop_old_releases(a);
     for (size_t i = 0; i < n; i++)
         ws_fleet_expire(parts[i].fleet, now);
@@ -369,24 +405,32 @@ static int start_release(struct ws_agent *a, const struct ws_release_item *parts
         return ws_error_set(err, ENOMEM, "no memory for a release");
     r->next = releases_of(a)->list;
     releases_of(a)->list = r;
-    ws_log(WS_LOG_INFO, "agent", "release begins id=%" PRIu64 " model=%s version=%" PRIu64 " models=%zu", id,
-           parts[0].model, parts[0].target.version, n);
+    ws_log(WS_LOG_INFO, "agent",
+           "release begins id=%" PRIu64 " model=%s version=%" PRIu64 " models=%zu who=%s from=%s", id,
+           parts[0].model, parts[0].target.version, n, who->name, who->from);
+    snprintf(r->who, sizeof(r->who), "%s", who->name);
+    snprintf(r->from, sizeof(r->from), "%s", who->from);
+    record_phase(r, "release begins", NULL);
+    if (r->phase == WS_RELEASE_COMMITTED) /* no mount had to prepare */
+        record_phase(r, "release committed", NULL);
     (void)advance(a);
     *reply = ws_release_json(r, now);
     return 0;
 }
 
-static int release_one(struct ws_agent *a, struct ws_agent_model *m, const struct ws_api_request *q,
-                       const json_t *body, json_t **reply, struct ws_error *err)
+static int release_one(struct ws_agent *a, struct ws_agent_model *m, const struct ws_agent_request *request,
+                       json_t **reply, struct ws_error *err)
 {
+    const struct ws_api_request *q = request->q;
     struct ws_release_item part = {.model = m->name, .fleet = &m->fleet};
     int rc = find_version_id(m, q->version, q->lineage, &part.target, err);
-    return rc < 0 ? rc : start_release(a, &part, 1, body, reply, err);
+    return rc < 0 ? rc : start_release(a, request->who, &part, 1, request->body, reply, err);
 }
 
-static int release_many(struct ws_agent *a, const json_t *body, json_t **reply, struct ws_error *err)
+static int release_many(struct ws_agent *a, const struct ws_agent_request *request, json_t **reply,
+                        struct ws_error *err)
 {
-    json_t *models = json_object_get(body, "models"), *value;
+    json_t *models = json_object_get(request->body, "models"), *value;
     size_t n = json_object_size(models), i = 0;
     const char *name;
     int rc = 0;
@@ -411,14 +455,14 @@ static int release_many(struct ws_agent *a, const json_t *body, json_t **reply, 
         rc = find_version_id(m, number, "", &parts[i++].target, err);
     }
     if (rc == 0)
-        rc = start_release(a, parts, n, body, reply, err);
+        rc = start_release(a, request->who, parts, n, request->body, reply, err);
     free(parts);
     return rc;
 }
 
 /* /v1/releases, /v1/releases/ID, /v1/releases/ID/abort */
-static int route_releases(struct ws_agent *a, const char *rest, bool post, json_t **reply,
-                          bool *listing_changed, struct ws_error *err)
+static int route_releases(struct ws_agent *a, const struct ws_identity *who, const char *rest, bool post,
+                          json_t **reply, bool *listing_changed, struct ws_error *err)
 {
     uint64_t id, now = ws_clock_ns();
     if (!*rest && !post) {
@@ -435,6 +479,7 @@ static int route_releases(struct ws_agent *a, const char *rest, bool post, json_
         return ws_error_set(err, ENOENT, "there is no such release; /v1/releases lists the last ones");
     if (post && r->phase == WS_RELEASE_PREPARING) {
         ws_release_abort(r, "a person ended it");
+        record_phase(r, "release aborted", who);
         *listing_changed = true;
     } else if (post) {
         return ws_error_set(err, EBUSY, "the release is committed: release the version before instead");
@@ -482,7 +527,7 @@ static int route_model(struct ws_agent *a, const struct ws_agent_request *r, boo
     if (q->has_version && post && strcmp(verb, "wanted") == 0)
         return want(a, m, q, body, listing_changed, err);
     if (q->has_version && post && strcmp(verb, "release") == 0) {
-        rc = release_one(a, m, q, body, reply, err);
+        rc = release_one(a, m, r, reply, err);
         *listing_changed = rc == 0;
         return rc;
     }
@@ -492,6 +537,11 @@ static int route_model(struct ws_agent *a, const struct ws_agent_request *r, boo
     return WS_ROUTE_OTHER;
 }
 
+static bool is_release(const struct ws_agent_request *r)
+{
+    return strcmp(r->path, "/v1/release") == 0 || (r->q->has_version && strcmp(r->q->verb, "release") == 0);
+}
+
 static int route(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply, struct ws_error *err)
 {
     const char *path = r->path;
@@ -499,9 +549,9 @@ static int route(struct ws_agent *a, const struct ws_agent_request *r, json_t **
     int rc = WS_ROUTE_OTHER;
     pthread_mutex_lock(&a->lock);
     if (strncmp(path, "/v1/releases", 12) == 0 && (!path[12] || path[12] == '/')) {
-        rc = route_releases(a, path + 12, post, reply, &listing_changed, err);
+        rc = route_releases(a, r->who, path + 12, post, reply, &listing_changed, err);
     } else if (post && strcmp(path, "/v1/release") == 0) {
-        rc = release_many(a, r->body, reply, err);
+        rc = release_many(a, r, reply, err);
         listing_changed = rc == 0;
     } else if (r->q->verb[0]) {
         rc = route_model(a, r, post, reply, &listing_changed, err);
@@ -511,6 +561,8 @@ static int route(struct ws_agent *a, const struct ws_agent_request *r, json_t **
         pthread_cond_broadcast(&a->changed);
     }
     pthread_mutex_unlock(&a->lock);
+    if (rc < 0 && post && is_release(r))
+        ws_journal_request(r->who, "release begins", path, rc, err);
     if (listing_changed)
         ws_agent_announce(a);
     return rc;
