@@ -22,10 +22,14 @@ struct ws_mount_options {
     mode_t mode;        /* of files; folders get the search bits that go with it */
     unsigned deadline_ms;
     char *log_file, *fsname, *state, *host, *listen, *listen_tokens, *files;
+    bool has_mode, has_gid;             /* were given */
+    const char *group;                  /* of group=; NULL: none */
     struct ws_tcp_server_options serve; /* listen NULL: it serves no other mounts */
-    char *strings[24];                  /* owned: what the pointers above lead to */
+    char *strings[32];                  /* owned: what the pointers above lead to */
     size_t n_strings;
-    struct ws_error why; /* of the last option that was refused, where it says more than an errno */
+    char *source_tokens
+        [WS_MAX_SOURCES]; /* of the sources that have one of their own, in their order; else NULL */
+    struct ws_error why;  /* of the last option that was refused, where it says more than an errno */
 };
 
 /* Defaults for this user. */
