@@ -81,7 +81,8 @@ const struct cli_command cmd_mount = {
     .summary = "show the versions of a run as files below a folder",
     .synopsis = "[-f] [--serve HOST:PORT] [-o OPTIONS] SOURCE[,SOURCE...] DIR",
     .description =
-        "SOURCE is http://HOST:PORT or https://HOST:PORT (an agent), with ;token-file=/PATH behind it where a token is "
+        "SOURCE is http://HOST:PORT or https://HOST:PORT (an agent), with ;token-file=/PATH behind it where "
+        "a token is "
         "for that source alone, unix:/PATH (an agent on this "
         "host: memory is "
         "shared, no byte is copied) or dir:/PATH (checkpoints on disk: PATH/MODEL/N or PATH/N, whose "
@@ -104,7 +105,8 @@ const struct cli_command cmd_mount = {
     .examples =
         "wsync mount http://127.0.0.1:18861 /wsync\n"
         "wsync mount -o open=stream,keep=3,cache=80G unix:/run/wsync/agent.sock /wsync\n"
-        "wsync mount --serve 0.0.0.0:18863 -o insecure,token-file=/etc/wsync/token http://10.0.0.3:18861 /wsync\n"
+        "wsync mount --serve 0.0.0.0:18863 -o insecure,token-file=/etc/wsync/token http://10.0.0.3:18861 "
+        "/wsync\n"
         "wsync mount 'https://rack:18863;token-file=/etc/wsync/rack.token,https://trainer:18861' /wsync\n"
         "mount -t wsync https://trainer:18861 /wsync -o token-file=/etc/wsync/token,group=engines",
     .options = mount_options,
