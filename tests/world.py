@@ -180,11 +180,11 @@ def asks_nothing(args):
 
 
 class Agent(Process):
-    def __init__(self, *args, port=None, sock=None, host="127.0.0.1"):
+    def __init__(self, *args, port=None, sock=None, host="127.0.0.1", makes_token=False):
         self.port = port or free_port()
         self.sock = sock or unique("agent") + ".sock"
         self.url = f"http://{host}:{self.port}"
-        super().__init__("agent", "--listen", f"{host}:{self.port}", "--socket", self.sock, *asks_nothing(args), *args)
+        super().__init__("agent", "--listen", f"{host}:{self.port}", "--socket", self.sock, *(() if makes_token else asks_nothing(args)), *args)
         wait_for(lambda: self.answers() or not self.alive(), "the agent")
         if not self.alive():
             raise AssertionError(self.text())

@@ -1,4 +1,5 @@
 #include "fs/engines/added.h"
+#include "fs/engines/source_spec.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +33,14 @@ static bool is_folder(const char *url)
     return strncmp(url, "dir:", 4) == 0;
 }
 
-/* Is it one of the sources that root mounted? */
+/* Does it lead to files of the daemon's host: a folder, or a token file? */
+static bool names_files(const char *url)
+{
+    struct ws_source_spec spec;
+    return is_folder(url) || (ws_source_spec_parse(url, &spec, NULL) == 0 && spec.token_file);
+}
+
+/* Is it one of the sources that root mounted, in the same words? */
 static bool is_own(const struct ws_control *c, const char *url)
 {
     const size_t n = strlen(url);
@@ -50,8 +58,18 @@ static int check(const struct ws_control *c, const char *url, bool unprivileged,
                  struct ws_error *err)
 {
     const bool http = strncmp(url, "http://", 7) == 0 || strncmp(url, "https://", 8) == 0;
-    if (!unprivileged || is_own(c, url) || (http && !c->options.has_token) || (is_folder(url) && below))
+    struct ws_source_spec spec;
+    const int rc = ws_source_spec_parse(url, &spec, err);
+    if (rc < 0)
+        return rc;
+    if (!unprivileged || is_own(c, url) || (http && !spec.token_file && !c->options.has_token) ||
+        (names_files(url) && below))
         return 0;
+    if (spec.token_file)
+        return ws_error_set(err, EPERM,
+                            "only root has this mount read any token file: have root add %s, or mount with "
+                            "-o files=DIR for files below that one",
+                            url);
     if (http)
         return ws_error_set(err, EPERM,
                             "only root has this mount send its token to another source: have root add it");
@@ -72,10 +90,20 @@ int ws_added_check(const struct ws_control *c, const char *url, bool unprivilege
 static int open_one(struct ws_control *c, const struct ws_controller *ctl, struct ws_added_source *a,
                     struct ws_error *err)
 {
+    const char *below = is_own(c, a->url) ? NULL : a->below;
+    struct ws_source_spec spec;
+    char *token = NULL;
     int rc =
         check(c, a->url, a->unprivileged, a->below, err); /* again: the mount may have got a token since */
     if (rc == 0)
-        rc = ws_store_add(c->store, a->url, ctl->name, is_own(c, a->url) ? NULL : a->below, err);
+        rc = ws_source_spec_parse(a->url, &spec, err);
+    if (rc == 0)
+        rc = ws_source_spec_token(&spec, below, &token, err);
+    if (rc == 0)
+        rc = ws_store_add_with(c->store, spec.url, ctl->name, below, token, err);
+    if (token)
+        explicit_bzero(token, strlen(token));
+    free(token);
     a->is_open = a->is_open || rc == 0;
     return rc;
 }
@@ -84,7 +112,7 @@ static int open_one(struct ws_control *c, const struct ws_controller *ctl, struc
 static struct ws_added_source *keep(struct ws_controller *ctl, struct ws_added_source *a)
 {
     struct ws_added_source **at = &ctl->added, *old;
-    while (*at && strcmp((*at)->url, a->url) != 0)
+    while (*at && !ws_source_spec_is_same((*at)->url, a->url))
         at = &(*at)->next;
     old = *at;
     if (old && a->unprivileged && !old->unprivileged) {
@@ -100,7 +128,7 @@ int ws_added_add(struct ws_control *c, struct ws_controller *ctl, const char *ur
                  struct ws_error *err)
 {
     struct ws_added_source *a =
-        make(url, unprivileged, unprivileged && is_folder(url) ? c->options.files : NULL);
+        make(url, unprivileged, unprivileged && names_files(url) ? c->options.files : NULL);
     if (!a)
         return ws_error_set(err, ENOMEM, "no memory for a source");
     pthread_mutex_lock(&c->adding);

@@ -7,8 +7,9 @@
 
 struct ws_added_source {
     struct ws_added_source *next;
-    char *url;
-    char *below; /* of an unprivileged dir:, the folder that it has to lie below; NULL: there was none */
+    char *url; /* with its own token file, as it was given (source_spec.h) */
+    char *
+        below; /* of an unprivileged dir: or token file, the folder that it has to lie below; NULL: there was none */
     bool unprivileged; /* a user other than root named it */
     /* under control->adding */
     bool is_open, was_reported; /* the latter: why it cannot be opened */

@@ -1,8 +1,11 @@
 #include "fs/fuse/options.h"
+#include "fs/engines/source_spec.h"
 #include "fs/engines/token.h"
+#include "transports/base/log.h"
 #include "transports/base/number.h"
 #include "transports/base/secret.h"
 #include "transports/base/text.h"
+#include "transports/ipc/peer.h"
 #include <errno.h>
 #include <grp.h>
 #include <limits.h>
@@ -91,7 +94,7 @@ SET_NUMBER(set_streams, store.streams, WS_MAX_STREAMS)
 SET_NUMBER(set_threads, store.threads, 1024)
 SET_NUMBER(set_device, store.device, 255)
 SET_NUMBER(set_uid, uid, UINT_MAX - 1)
-SET_NUMBER(set_gid, gid, UINT_MAX - 1)
+SET_NUMBER(keep_gid, gid, UINT_MAX - 1)
 
 static int set_strategy(struct ws_mount_options *o, const char *value)
 {
@@ -138,6 +141,12 @@ static int set_deadline(struct ws_mount_options *o, const char *value)
     return 0;
 }
 
+static int set_gid(struct ws_mount_options *o, const char *value)
+{
+    o->has_gid = true;
+    return keep_gid(o, value);
+}
+
 static int set_mode(struct ws_mount_options *o, const char *value)
 {
     char *end;
@@ -145,19 +154,36 @@ static int set_mode(struct ws_mount_options *o, const char *value)
     if (end == value || *end || n > 0777 || (n & 0222))
         return -EINVAL;
     o->mode = (mode_t)n;
+    o->has_mode = true;
+    return 0;
+}
+
+/* A name or a number. */
+static int find_group(const char *value, gid_t *out)
+{
+    unsigned long n;
+    const struct group *g = getgrnam(value);
+    if (g)
+        *out = g->gr_gid;
+    else if (number(value, UINT_MAX - 1, &n) == 0)
+        *out = (gid_t)n;
+    else
+        return -EINVAL;
     return 0;
 }
 
 static int set_ctl_group(struct ws_mount_options *o, const char *value)
 {
-    unsigned long n;
-    const struct group *g = getgrnam(value);
-    if (g)
-        o->ctl_gid = g->gr_gid;
-    else if (number(value, UINT_MAX - 1, &n) == 0)
-        o->ctl_gid = (gid_t)n;
-    else
+    return find_group(value, &o->ctl_gid);
+}
+
+static int set_agent_user(struct ws_mount_options *o, const char *value)
+{
+    struct ws_ipc_account account;
+    if (ws_ipc_account_parse(value, &account, &o->why) < 0)
         return -EINVAL;
+    o->store.source.has_agent_uid = true;
+    o->store.source.agent_uid = account.uid;
     return 0;
 }
 
@@ -193,6 +219,7 @@ static int set_serve_token_file(struct ws_mount_options *o, const char *value)
         o->field = copy;                                                                                     \
         return copy ? 0 : -ENOMEM;                                                                           \
     }
+SET_STRING(keep_group, group)
 SET_STRING(set_ca_file, store.source.ca_file)
 SET_STRING(keep_files, files)
 SET_STRING(set_cert_file, store.source.cert_file)
@@ -212,6 +239,13 @@ SET_STRING(set_serve_client_ca, serve.tls_client_ca_file)
 static int set_fsname(struct ws_mount_options *o, const char *value)
 {
     return value[0] ? keep_fsname(o, value) : -EINVAL;
+}
+
+static int set_group(struct ws_mount_options *o, const char *value)
+{
+    gid_t gid;
+    const int rc = find_group(value, &gid);
+    return rc < 0 ? rc : keep_group(o, value);
 }
 
 /* It becomes a word of the lines in which engines are kept. */
@@ -293,7 +327,13 @@ static const struct {
      "longest wait of a read or open without progress; default 120. Of n sources that have a version each "
      "may say nothing for one of n+1 equal shares of it, then the next is asked; below 3 a second one may "
      "not be reached"},
-    {"token-file", "FILE", set_token_file, "bearer token for the sources, the file's first line"},
+    {"token-file", "FILE", set_token_file,
+     "bearer token for the sources, the file's first line; http://A:1;token-file=/F is one for that source "
+     "alone"},
+    {"agent-user", "NAME", set_agent_user,
+     "unix: sources may be served by this account, too, and not only by root, the mount's own and the one "
+     "that owns "
+     "/run/wsync; default $WSYNC_AGENT_USER"},
     {"insecure", NULL, set_insecure, "send the token to http:// on another host, too, in clear text"},
     {"ca-file", "FILE", set_ca_file, "certificates that https sources are checked against"},
     {"cert-file", "FILE", set_cert_file, "client certificate for https sources"},
@@ -305,6 +345,9 @@ static const struct {
      "all models, or for MODEL alone; given again it adds keys. Default: signatures are not looked at"},
     {"allow_other", NULL, set_allow_other, "let other users read (the default for root)"},
     {"no_allow_other", NULL, set_no_allow_other, "only this user"},
+    {"group", "GROUP", set_group,
+     "let this group read and nobody else: files 0440, folders 0550, as gid= and mode= would say, with "
+     "allow_other"},
     {"uid", "N", set_uid, "owner of all files"},
     {"gid", "N", set_gid, "group of all files"},
     {"mode", "OCTAL", set_mode, "mode of files; default 0444"},
@@ -415,6 +458,28 @@ static int parse_one(struct ws_mount_options *o, const char *word, struct ws_err
                         word);
 }
 
+/* What group= stands for, once no option contradicts it. */
+static int use_group(struct ws_mount_options *o, struct ws_error *err)
+{
+    const char *other = o->has_mode         ? "mode"
+                        : o->has_gid        ? "gid"
+                        : o->no_allow_other ? "no_allow_other"
+                                            : NULL;
+    if (!o->group)
+        return 0;
+    if (other)
+        return ws_error_set(
+            err, EINVAL,
+            "the mount options group and %s exclude each other: group=%.100s stands for that group's gid, "
+            "mode=0440 and allow_other",
+            other, o->group);
+    o->mode = 0440;
+    o->allow_other = true;
+    return find_group(o->group, &o->gid) < 0
+               ? ws_error_set(err, EINVAL, "there is no group '%.100s'", o->group)
+               : 0;
+}
+
 int ws_mount_options_parse(struct ws_mount_options *o, const char *text, struct ws_error *err)
 {
     char *copy = strdup(text);
@@ -424,6 +489,8 @@ int ws_mount_options_parse(struct ws_mount_options *o, const char *text, struct 
          word = strtok_r(NULL, ",", &save))
         rc = parse_one(o, word, err);
     free(copy);
+    if (rc == 0)
+        rc = use_group(o, err);
     if (o->no_allow_other)
         o->allow_other = false;
     return rc;
@@ -451,6 +518,23 @@ static int resolve_parent(const char *path, char out[PATH_MAX], struct ws_error 
     return 0;
 }
 
+/* The tokens of the sources that have their own, read before the daemon goes anywhere else. */
+static int read_source_tokens(struct ws_mount_options *o, const char *source, struct ws_error *err)
+{
+    char *copy = strdup(source), *save = NULL;
+    size_t i = 0;
+    int rc = copy ? 0 : ws_error_set(err, ENOMEM, "no memory for the sources");
+    for (char *text = copy ? strtok_r(copy, ",", &save) : NULL; text && rc == 0 && i < WS_MAX_SOURCES;
+         text = strtok_r(NULL, ",", &save), i++) {
+        struct ws_source_spec spec;
+        rc = ws_source_spec_parse(text, &spec, err);
+        if (rc == 0)
+            rc = ws_source_spec_token(&spec, NULL, &o->source_tokens[i], err);
+    }
+    free(copy);
+    return rc;
+}
+
 int ws_mount_options_place(struct ws_mount_options *o, const char *source, const char *mountpoint,
                            struct ws_error *err)
 {
@@ -471,19 +555,38 @@ int ws_mount_options_place(struct ws_mount_options *o, const char *source, const
         o->mountpoint = (char *)(uintptr_t)keep(o, real ? real : parent);
     }
     free(real);
+    if (rc == 0)
+        rc = read_source_tokens(o, source, err);
     if (rc < 0)
         return rc;
     return o->source && o->mountpoint ? 0 : ws_error_set(err, ENOMEM, "no memory for options");
+}
+
+/* Which sources the general token goes to: an operator who names several is to see it. */
+static void log_token_of(const struct ws_mount_options *o, const struct ws_source_spec *s, const char *own)
+{
+    const bool http = strncmp(s->url, "http", 4) == 0;
+    if (http && (own || o->store.source.token))
+        ws_log(WS_LOG_INFO, "mount", "sends a token to=%s token=%s", s->url,
+               own ? "its own" : "of token-file=");
 }
 
 int ws_mount_options_add_sources(const struct ws_mount_options *o, struct ws_store *store,
                                  struct ws_error *err)
 {
     char *copy = strdup(o->source), *save = NULL;
+    size_t i = 0;
     int rc = copy ? 0 : ws_error_set(err, ENOMEM, "no memory for the sources");
-    for (char *url = copy ? strtok_r(copy, ",", &save) : NULL; url && rc == 0;
-         url = strtok_r(NULL, ",", &save))
-        rc = ws_store_add(store, url, NULL, NULL, err);
+    for (char *text = copy ? strtok_r(copy, ",", &save) : NULL; text && rc == 0;
+         text = strtok_r(NULL, ",", &save), i++) {
+        struct ws_source_spec spec;
+        const char *own = i < WS_MAX_SOURCES ? o->source_tokens[i] : NULL;
+        rc = ws_source_spec_parse(text, &spec, err);
+        if (rc == 0)
+            rc = ws_store_add_with(store, spec.url, NULL, NULL, own, err);
+        if (rc == 0)
+            log_token_of(o, &spec, own);
+    }
     free(copy);
     return rc;
 }
@@ -495,5 +598,9 @@ void ws_mount_options_release(struct ws_mount_options *o)
     for (size_t i = 0; i < o->n_tokens; i++)
         ws_secret_free(o->tokens[i]);
     o->n_strings = o->n_tokens = 0;
+    for (size_t i = 0; i < WS_MAX_SOURCES; i++) {
+        ws_secret_free(o->source_tokens[i]);
+        o->source_tokens[i] = NULL;
+    }
     ws_trust_reset(&o->trust);
 }

@@ -22,12 +22,16 @@ struct ws_mount_options {
     mode_t mode;        /* of files; folders get the search bits that go with it */
     unsigned deadline_ms;
     char *log_file, *audit_log, *fsname, *state, *host, *listen, *listen_tokens, *files;
+    bool has_mode, has_gid;             /* were given */
+    const char *group;                  /* of group=; NULL: none */
     struct ws_tcp_server_options serve; /* listen NULL: it serves no other mounts */
     struct ws_trust trust;              /* verify-key=; the store's options lead to it */
     char *strings[32];                  /* owned: what the pointers above lead to */
     size_t n_strings;
     char *tokens[8]; /* the same, in secret memory */
     size_t n_tokens;
+    /* Of the sources that have one of their own, in their order, else NULL; in secret memory. */
+    char *source_tokens[WS_MAX_SOURCES];
     struct ws_error why; /* of the last option that was refused, where it says more than an errno */
 };
 

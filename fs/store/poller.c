@@ -144,7 +144,7 @@ static int take_index(struct ws_store *s, struct ws_poller *p)
 }
 
 int ws_poller_start(struct ws_store *s, const char *url, const char *model, const char *below,
-                    struct ws_error *err)
+                    const char *token, struct ws_error *err)
 {
     struct ws_poller *p = calloc(1, sizeof(*p));
     struct ws_source_options options = s->options.source;
@@ -157,6 +157,7 @@ int ws_poller_start(struct ws_store *s, const char *url, const char *model, cons
     p->store = s;
     atomic_init(&p->refs, 2); /* the store's and the thread's */
     options.below = below;
+    options.token = token ? token : options.token;
     options.stop = &s->stop;
     rc = ws_source_open(url, &options, &p->source, err);
     if (rc < 0) {

@@ -25,9 +25,10 @@ struct ws_poller {
     char error[WS_ERROR_TEXT];
 };
 
-/* Opens the source, adds it to store->pollers and starts the thread. below: as in ws_source_options. */
+/* Opens the source, adds it to store->pollers and starts the thread. below: as in ws_source_options. token: in the
+ * place of the store's; NULL: that one. */
 WS_MUST_USE int ws_poller_start(struct ws_store *s, const char *url, const char *model, const char *below,
-                                struct ws_error *err);
+                                const char *token, struct ws_error *err);
 struct ws_poller *ws_poller_get(struct ws_poller *p);
 void ws_poller_put(struct ws_poller *p);
 /* With store->lock: tells the thread to stop, and takes the poller out of store->pollers and what it said out

@@ -273,12 +273,18 @@ static void remember_removed(struct ws_store *s, const char *model)
 int ws_store_add(struct ws_store *s, const char *url, const char *model, const char *below,
                  struct ws_error *err)
 {
+    return ws_store_add_with(s, url, model, below, NULL, err);
+}
+
+int ws_store_add_with(struct ws_store *s, const char *url, const char *model, const char *below,
+                      const char *token, struct ws_error *err)
+{
     struct ws_store_events events;
     int rc;
 
     if (model && !ws_name_is_model(model))
         return ws_error_set(err, EINVAL, "'%.100s' cannot be a model: %s", model, WS_MODEL_NAME_RULE);
-    rc = ws_poller_start(s, url, model, below, err);
+    rc = ws_poller_start(s, url, model, below, token, err);
     if (rc < 0 || !model)
         return rc;
     ws_store_events_init(&events);

@@ -57,6 +57,9 @@ WS_MUST_USE int ws_store_new(struct ws_store **out, const struct ws_puller *pull
  * retried and shown in status. below: as in ws_source_options. -EINVAL: bad URL or name. */
 WS_MUST_USE int ws_store_add(struct ws_store *s, const char *url, const char *model, const char *below,
                              struct ws_error *err);
+/* The same with a token of its own, in the place of the options'; NULL: those'. */
+WS_MUST_USE int ws_store_add_with(struct ws_store *s, const char *url, const char *model, const char *below,
+                                  const char *token, struct ws_error *err);
 /* Forgets a model and the sources added for it: its names vanish, open files stay readable. -ENOENT. */
 WS_MUST_USE int ws_store_remove(struct ws_store *s, const char *model, struct ws_error *err);
 /* Waits until every source has answered once or failed; false at the timeout. */

@@ -11,6 +11,7 @@
      "the agent: unix:/PATH or http(s)://HOST:PORT; default $WSYNC_AGENT, or "                               \
      "unix:" WS_AGENT_SOCKET},                                                                               \
         {"token-file", 0, "FILE", "bearer token for it, the file's first line"},                             \
+        {"agent-user", 0, "NAME", "let this account serve its socket, too; default $WSYNC_AGENT_USER"},      \
         {"insecure", 0, NULL, "send the token to http:// on another host, too, in clear text"},              \
         {"ca-file", 0, "FILE", "certificates that an https agent is checked against"},                       \
         {"cert-file", 0, "FILE", "client certificate for an https agent"},                                   \

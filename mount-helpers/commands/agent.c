@@ -173,9 +173,6 @@ static int serve(const struct ws_agent_options *o, const char *audit_log)
     if (ws_agent_new(&agent, o, &err)) {
         ws_audit_log_close();
         return cli_fail("%s", err.text);
-    if (ws_agent_new(&agent, o, &err)) {
-        ws_audit_log_close();
-        return cli_fail("%s", err.text);
     }
     ws_log(WS_LOG_INFO, "agent", "serving http=%s port=%u socket=%s", o->tcp.listen ? o->tcp.listen : "none",
            o->tcp.listen ? ws_agent_port(agent) : 0, o->socket ? o->socket : "none");
@@ -278,7 +275,10 @@ const struct cli_command cmd_agent = {
         "Runs in the foreground, one a node, on its own so that neither the trainer's interpreter nor "
         "its crash stops a transfer. Trainers attach by the unix socket and write into its slots; "
         "mounts pull by HTTP, or on the same host by file descriptors.\n\n"
-        "Without --token-file it refuses to listen beyond loopback unless told --insecure. "
+        "There is no TCP listener without --listen. A listener asks for a token: on loopback one that the "
+        "agent "
+        "makes, in /run/wsync/PORT.token, where clients of its account and of root find it. Beyond loopback "
+        "it wants --tokens, --token-file or --tls-client-ca, unless told --insecure. "
         "Versions live in memory: they are gone when the agent ends, but for what --archive wrote. The "
         "trainer "
         "never waits for that disk: a version whose slot is wanted before it is written is given up, and the "
@@ -304,8 +304,8 @@ const struct cli_command cmd_agent = {
         "wsync agent --listen 127.0.0.1:18861 --socket /run/wsync/agent.sock\n"
         "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token\n"
         "wsync agent --archive /data/run7 --archive-every 20 --archive-keep 5\n"
-        "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token --primary http://NODE0:18861\n"
-        "curl -s http://127.0.0.1:18861/v1/models\n"
+        "wsync agent --listen 0.0.0.0:18861 --token-file /etc/wsync/token --primary https://NODE0:18861\n"
+        "curl -sH \"Authorization: Bearer $(cat /run/wsync/18861.token)\" http://127.0.0.1:18861/v1/models\n"
         "wsync agent --astraflow actor=10.0.0.1:18871 --astraflow critic=10.0.0.1:18872",
     .options = options,
     .run = run,

@@ -81,7 +81,9 @@ const struct cli_command cmd_mount = {
     .summary = "show the versions of a run as files below a folder",
     .synopsis = "[-f] [--serve HOST:PORT] [-o OPTIONS] SOURCE[,SOURCE...] DIR",
     .description =
-        "SOURCE is http://HOST:PORT or https://HOST:PORT (an agent), unix:/PATH (an agent on this "
+        "SOURCE is http://HOST:PORT or https://HOST:PORT (an agent), with ;token-file=/PATH behind it where "
+        "a token is "
+        "for that source alone, unix:/PATH (an agent on this "
         "host: memory is "
         "shared, no byte is copied) or dir:/PATH (checkpoints on disk: PATH/MODEL/N or PATH/N, whose "
         "numbered folders are versions, or one checkpoint). "
@@ -99,13 +101,14 @@ const struct cli_command cmd_mount = {
         "with a token.\n\n"
         "It raises its soft limit of open files to the hard one (a version has a file descriptor a file, a "
         "connection one); the hard one is LimitNOFILE= of its unit, or ulimit -Hn.\n\n"
-        "In fstab: http://HOST:18861 /wsync wsync _netdev,token-file=/etc/wsync/token 0 0",
+        "In fstab: https://HOST:18861 /wsync wsync _netdev,token-file=/etc/wsync/token,group=engines 0 0",
     .examples =
-        "wsync mount http://10.0.0.3:18861 /wsync\n"
+        "wsync mount http://127.0.0.1:18861 /wsync\n"
         "wsync mount -o open=stream,keep=3,cache=80G unix:/run/wsync/agent.sock /wsync\n"
-        "wsync mount --serve 0.0.0.0:18863 -o token-file=/etc/wsync/token http://10.0.0.3:18861 /wsync\n"
-        "wsync mount http://10.0.0.7:18863,http://10.0.0.3:18861 /wsync\n"
-        "mount -t wsync http://10.0.0.3:18861 /wsync -o token-file=/etc/wsync/token",
+        "wsync mount --serve 0.0.0.0:18863 -o insecure,token-file=/etc/wsync/token http://10.0.0.3:18861 "
+        "/wsync\n"
+        "wsync mount 'https://rack:18863;token-file=/etc/wsync/rack.token,https://trainer:18861' /wsync\n"
+        "mount -t wsync https://trainer:18861 /wsync -o token-file=/etc/wsync/token,group=engines",
     .options = mount_options,
     .max_words = 2,
     .run = run_mount,

@@ -6,6 +6,7 @@
 #include "mount-helpers/cli/progress.h"
 #include "transports/base/text.h"
 #include "transports/format/manifest.h"
+#include "transports/ipc/peer.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -20,6 +21,7 @@ static const struct cli_option options[] = {
     {"agent", 'a', "SOCKET",
      "the agent's unix socket; default $WSYNC_AGENT, or "
      "unix:" WS_AGENT_SOCKET},
+    {"agent-user", 0, "NAME", "let this account serve the socket, too; default $WSYNC_AGENT_USER"},
     {"model", 'm', "NAME", "the model's name"},
     {"version", 'v', "N", "the version's number, higher than the newest of this lineage", 0, INT64_MAX},
     {"run", 0, "ID",
@@ -166,6 +168,8 @@ static int run(const struct cli_args *args)
 
     if (!model || !version)
         return cli_usage("--model and --version are needed");
+    if (cli_has(args, "agent-user")) /* libwsync takes it from there */
+        setenv(WS_AGENT_USER_VARIABLE, cli_get(args, "agent-user"), 1);
     uint64_t number = cli_u64(args, "version", 0);
     snprintf(what, sizeof what, "publishing %s/%s", model, version);
     progress_start(&progress, cli_has(args, "quiet") ? NULL : what);

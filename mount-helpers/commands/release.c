@@ -343,7 +343,7 @@ const struct cli_command cmd_release = {
         "it. They know no two phases: one that fails is named, goes on as it was, and the others "
         "have loaded.",
     .examples =
-        "wsync release actor 42 --wait 60\nwsync release actor=42 critic=17 --agent http://trainer:18861\n"
+        "wsync release actor 42 --wait 60\nwsync release actor=42 critic=17 --agent https://trainer:18861\n"
         "wsync release actor 42 --astraflow-notify http://10.0.0.7:9000 --astraflow-sender "
         "10.0.0.1:18871",
     .options = options,

@@ -36,10 +36,12 @@ static int run(const struct cli_args *args)
     struct doctor d = {.rows = cli_has(args, "json") ? json_array() : NULL};
     if (topic && strcmp(topic, "gpu") != 0)
         return cli_usage("there is no topic '%s'; there is gpu", topic);
-    if (topic)
+    if (topic) {
         doctor_gpu(&d);
-    else
+    } else {
         doctor_machine(&d, args);
+        doctor_access(&d, args);
+    }
     if (d.rows) {
         int code = json_print(json_pack("{s:b,s:o}", "ok", d.n_broken == 0, "checks", d.rows));
         if (code != CLI_OK)
@@ -52,16 +54,17 @@ const struct cli_command cmd_doctor = {
     .name = "doctor",
     .summary = "say what this machine has for wsync, and what of it is broken",
     .synopsis = "[OPTIONS] [gpu]",
-    .description = "Without a topic: the kernel and how a mount's files can be read, libfuse, memory and its "
-                   "limits, the agent. "
-                   "gpu: build, driver, devices, kernels, sharing, the ways between devices, NCCL, pinning "
-                   "with its speed, "
-                   "namespaces, and for each strategy whether it would be used, or why not.\n\n"
-                   "A line says ok; note: it is not there, or there could be more, which is no failure; or "
-                   "broken: it is there "
-                   "and does not work. The exit status is 1 when something is broken. gpu takes some 200 MiB "
-                   "of memory, and of a "
-                   "device, for a moment.",
+    .description =
+        "Without a topic: the kernel and how a mount's files can be read, libfuse, memory and its "
+        "limits, the agent; who can read the mounts of this host, the agent's socket and its port. "
+        "gpu: build, driver, devices, kernels, sharing, the ways between devices, NCCL, pinning "
+        "with its speed, "
+        "namespaces, and for each strategy whether it would be used, or why not.\n\n"
+        "A line says ok; note: it is not there, or there could be more, which is no failure; or "
+        "broken: it is there "
+        "and does not work. The exit status is 1 when something is broken. gpu takes some 200 MiB "
+        "of memory, and of a "
+        "device, for a moment.",
     .examples = "wsync doctor\nwsync doctor gpu\nwsync doctor gpu --json | jq -r '.checks[] | select(.state "
                 "!= \"ok\") | .text'",
     .options = options,

@@ -122,7 +122,7 @@ def start_world(words):
         os.rename(step(f"checkpoint-{i - 1}", seed=i), f"checkpoint-{i}")
     if "agent" in words:
         os.mkdir("/run/wsync")
-        agent = Agent(port=18861, sock="/run/wsync/agent.sock")
+        agent = Agent(port=18861, sock="/run/wsync/agent.sock", makes_token=True)
         for i in (1, 2):
             agent.publish("actor", i, f"checkpoint-{i}")
     if "mount" in words:

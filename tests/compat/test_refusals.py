@@ -71,3 +71,21 @@ def test_older_mount_after_failed_release(old):
     newer = release(3)
     assert newer.returncode == 0 and "2 mounts serve it" in newer.stdout, newer
     assert len({tuple(e.checksum()) for e in fleet}) == 1
+
+
+@olds
+def test_token_of_loopback(old):
+    "an older mount of an agent on loopback is told where its token is, and which socket needs none; with either, or --insecure, it works"
+    agent, folder = Agent(makes_token=True), checkpoint(SMALL)
+    token = f"/run/wsync/{agent.port}.token"
+    at_end(lambda: os.path.exists(token) and os.unlink(token))
+    agent.publish("actor", 1, folder)
+    mount = old.Mount(agent.url)
+    wait_for(lambda: "401" in mount.text("status"), "the refusal")
+    said = mount.text("status")
+    assert f"is in {token}" in said and f"unix:{agent.sock}" in said, said
+    same(old.Mount(agent.url, f"token-file={token}"), 1, folder)
+    same(old.Mount(f"unix:{agent.sock}"), 1, folder)
+    agent.kill()
+    Agent(port=agent.port, sock=agent.sock).publish("actor", 2, folder)
+    same(mount, 2, folder)

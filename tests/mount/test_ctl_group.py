@@ -173,6 +173,38 @@ class Folders:
         os.rename(self.allowed + "/was", self.allowed + "/own")
 
 
+def test_token_files_of_sources():
+    "a user of ctl-group may have a source's own token read from files= alone, also after a restart and by a link; root from anywhere"
+    need_fuse()
+    allowed, secret, token, public = unique("allowed"), unique("secret"), unique("token"), open_to_all()
+    os.mkdir(allowed)
+    for path in (allowed + "/own", secret, token):
+        with open(path, "w") as f:
+            f.write(f"a-token-{path == token}\n")
+    os.symlink(secret, allowed + "/link")
+    agent, other = Agent("--token-file", token), Agent("--token-file", allowed + "/own")
+    other.publish("critic", 1, checkpoint(SMALL))
+    one = f"ctl-group={GID},token-file={token}"
+    mount = Mount(agent.url, one, path=public)
+    assert by_group(mount, f"add critic {other.url};token-file={allowed}/own", "ctl") == errno.EPERM  # without files=
+    mount.end()
+    mount = Mount(agent.url, f"{one},files={allowed}", path=public)
+    for file in (secret, allowed + "/link", allowed + "/../" + os.path.basename(secret)):
+        assert by_group(mount, f"add critic {other.url};token-file={file}", "ctl") == errno.EPERM, file
+    assert by_group(mount, f"add critic {other.url}", "ctl") == errno.EPERM  # it would be sent the mount's token
+    assert by_group(mount, f"add critic {other.url};token-file={allowed}/own", "ctl") == 0
+    mount.wait_version("critic", 1)
+    mount.end()
+    os.rename(allowed + "/own", allowed + "/own-1")
+    os.symlink(secret, allowed + "/own")
+    mount = Mount(agent.url, one, path=public)  # the folder of before holds
+    wait_for(lambda: "critic" in mount.text("last_error"), "the reason")
+    assert not os.path.exists(mount.file("critic/1"))
+    os.rename(allowed + "/own-1", allowed + "/own")
+    mount.wait_version("critic", 1)
+    mount.write(f"add root {other.url};token-file={secret}", "ctl")
+
+
 def test_folders_of_others():
     "a folder added by a user of ctl-group must be below files=, and so must everything that is opened in it"
     agent, _ = published()

@@ -4,6 +4,8 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 import warnings
 
 import pytest
@@ -168,3 +170,35 @@ def test_command():
     r = subprocess.run([sys.executable, "-c", "import sys; sys.argv = ['wsync', 'version']; from wsync.lib._command import main; main()"],
                        stdout=subprocess.PIPE, text=True, check=True, timeout=60)
     assert r.stdout.startswith(f"wsync {wsync.__version__}")
+
+
+def test_mounts_find_the_token(place):
+    """an agent that a trainer starts asks for a token on loopback; a mount of the same account finds it, others are refused"""
+    world.need_fuse()
+    listen = os.environ["WSYNC_LISTEN"]
+    token = f"/run/wsync/{listen.split(':')[1]}.token"
+    world.at_end(lambda: os.path.exists(token) and os.unlink(token))
+    address = wsync.ensure(f"unix:{place}")
+    world.wsync("publish", "--agent", address, "--model", "actor", "--version", 1, world.checkpoint(world.SMALL))
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"http://{listen}/v1/models", timeout=20)
+    world.Mount(f"http://{listen}").wait_version("actor", 1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start an agent as another user")
+def test_agent_of_another_account(place, monkeypatch):
+    """an agent that another account runs is refused by name, also where root owns the folder, until that account is named"""
+    other = 65534
+    os.makedirs(os.path.dirname(place))
+    os.chmod(os.path.dirname(place), 0o1777)
+    os.chmod(world.TESTDIR, 0o755)
+    agent = subprocess.Popen([world.WSYNC, "agent", "--socket", place], user=other, group=other, extra_groups=[], stdout=subprocess.DEVNULL)
+    world.at_end(agent.wait)
+    world.at_end(agent.terminate)
+    world.wait_for(lambda: os.path.exists(place), "the agent")
+    for call in (lambda: wsync.ensure(f"unix:{place}"), lambda: wsync.Publisher("actor", wsync.tensors({}), agent=f"unix:{place}")):
+        with pytest.raises(wsync.Error, match="run by nobody.*WSYNC_AGENT_USER=nobody"):
+            call()
+    for name in ("nobody", str(other)):
+        monkeypatch.setenv("WSYNC_AGENT_USER", name)
+        assert wsync.ensure(f"unix:{place}") == f"unix:{place}"

@@ -19,7 +19,7 @@ struct ws_access {
     struct ws_access_options o; /* its strings are the access's own */
     struct ws_token_hash shared, local;
     bool has_local;
-    char local_path[WS_LOCAL_TOKEN_PATH], hint[WS_LOCAL_TOKEN_PATH + 80];
+    char local_path[WS_LOCAL_TOKEN_PATH], hint[2 * WS_LOCAL_TOKEN_PATH + 160];
     pthread_mutex_t lock;
     /* guarded by lock */
     struct ws_token_table table;
@@ -64,12 +64,14 @@ int ws_access_new(struct ws_access **out, const struct ws_access_options *o, str
         return ws_error_set(err, ENOMEM, "no memory for a server's tokens");
     a->o = *o;
     a->o.tokens_file = NULL;
+    a->o.socket = NULL;
     pthread_mutex_init(&a->lock, NULL);
     if (o->token || o->tokens_file || o->makes_local_token) /* clients show theirs */
         ws_secret_leave_no_core();
     if (o->token)
         ws_token_hash(o->token, &a->shared);
-    if (o->tokens_file && !(a->o.tokens_file = strdup(o->tokens_file)))
+    if ((o->tokens_file && !(a->o.tokens_file = strdup(o->tokens_file))) ||
+        (o->socket && !(a->o.socket = strdup(o->socket))))
         rc = ws_error_set(err, ENOMEM, "no memory for a server's tokens");
     if (rc == 0 && a->o.tokens_file) {
         a->stamp = ws_stamp_of(a->o.tokens_file);
@@ -90,6 +92,7 @@ void ws_access_free(struct ws_access *a)
     ws_token_table_clear(&a->table);
     pthread_mutex_destroy(&a->lock);
     free((char *)(uintptr_t)a->o.tokens_file);
+    free((char *)(uintptr_t)a->o.socket);
     free(a);
 }
 
@@ -106,8 +109,12 @@ int ws_access_make_local(struct ws_access *a, unsigned port, struct ws_error *er
     if (rc < 0)
         return rc;
     a->has_local = true;
-    snprintf(a->hint, sizeof(a->hint), "; the one that this server made for this host is in %s",
-             a->local_path);
+    const int n = snprintf(
+        a->hint, sizeof(a->hint),
+        "; the token that this server made for this host is in %s: give it by token-file=", a->local_path);
+    if (a->o.socket)
+        snprintf(a->hint + n, sizeof(a->hint) - (size_t)n, ", or use unix:%.250s, which needs none",
+                 a->o.socket);
     return 0;
 }
 

@@ -13,6 +13,8 @@ struct ws_access_options {
     /* A server on loopback that has nothing of the above makes a token, and puts it where the clients of this host
      * look for it (local_token.h). Without this, and without the above, no client has an identity. */
     bool makes_local_token;
+    const char
+        *socket; /* where this host's clients need no token, for the sentence of a refusal; NULL: nowhere */
 };
 
 struct ws_access;
@@ -30,7 +32,7 @@ WS_MUST_USE int ws_access_make_local(struct ws_access *a, unsigned port, struct 
  * these names. out->name is empty where nothing says who it is. */
 void ws_access_identify(struct ws_access *a, const char *authorization, const char *const *certificate_names,
                         size_t n, struct ws_identity *out);
-/* What a client that was refused may do, a sentence's end: "; the token is in /run/wsync/18861.token". Or "". */
+/* What a client that was refused may do, a sentence's end, with the file of the local token and the socket. Or "". */
 const char *ws_access_hint(const struct ws_access *a);
 
 #endif

@@ -103,16 +103,15 @@ int ws_local_token_make(unsigned port, char path[WS_LOCAL_TOKEN_PATH], struct ws
                   : 0;
 }
 
-bool ws_local_token_find(const char *url, char secret[WS_TOKEN_SECRET_CHARS + 1])
+bool ws_local_token_find(const char *url, char secret[WS_TOKEN_SECRET_CHARS + 1], uid_t *owner)
 {
     char folder[WS_LOCAL_TOKEN_PATH], path[WS_LOCAL_TOKEN_PATH + 16];
     unsigned port;
-    uid_t owner;
-    if (!ws_loopback_port(url, &port) || !ws_loopback_owner(url, port, &owner))
+    if (!ws_loopback_port(url, &port) || !ws_loopback_owner(url, port, owner))
         return false;
-    for (unsigned i = 0; folder_of(owner, i, folder); i++) {
+    for (unsigned i = 0; folder_of(*owner, i, folder); i++) {
         snprintf(path, sizeof(path), "%s/%u.token", folder, port);
-        if (check_folder(folder, owner, NULL) == 0 && read_token(path, owner, secret))
+        if (check_folder(folder, *owner, NULL) == 0 && read_token(path, *owner, secret))
             return true;
     }
     return false;

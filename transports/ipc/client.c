@@ -9,7 +9,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-int ws_ipc_connect(const char *path, int *sock, struct ws_error *err)
+int ws_ipc_probe(const char *path, int *sock, struct ws_error *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strncmp(path, "unix:", 5) == 0)
@@ -37,6 +37,22 @@ int ws_ipc_connect(const char *path, int *sock, struct ws_error *err)
     }
     *sock = fd;
     return 0;
+}
+
+int ws_ipc_connect_to(const char *path, const struct ws_ipc_account *named, int *sock, struct ws_error *err)
+{
+    const char *bare = strncmp(path, "unix:", 5) == 0 ? path + 5 : path;
+    int rc = ws_ipc_check_folder(bare, named, err);
+    if (rc == 0)
+        rc = ws_ipc_probe(bare, sock, err);
+    if (rc == 0 && (rc = ws_ipc_check_peer(*sock, bare, named, err)) < 0)
+        close(*sock);
+    return rc;
+}
+
+int ws_ipc_connect(const char *path, int *sock, struct ws_error *err)
+{
+    return ws_ipc_connect_to(path, NULL, sock, err);
 }
 
 /* The rest of the descriptors of a large reply. */

@@ -2,13 +2,19 @@
 #ifndef WS_TRANSPORTS_IPC_CLIENT_H
 #define WS_TRANSPORTS_IPC_CLIENT_H
 #include "transports/base/error.h"
+#include "transports/ipc/peer.h"
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* Connects to a unix socket's path ("unix:/run/..." or the bare path). The caller closes *sock. */
+/* Connects to a unix socket's path ("unix:/run/..." or the bare path), if an account serves it that is trusted
+ * (peer.h); -EPERM. named: one that is, besides; NULL: none. The caller closes *sock. */
+WS_MUST_USE int ws_ipc_connect_to(const char *path, const struct ws_ipc_account *named, int *sock,
+                                  struct ws_error *err);
 WS_MUST_USE int ws_ipc_connect(const char *path, int *sock, struct ws_error *err);
+/* The same without a look at who serves it, for who only asks whether one does. */
+WS_MUST_USE int ws_ipc_probe(const char *path, int *sock, struct ws_error *err);
 
 /* A request, and its reply. body_in and fds_in are borrowed; body_in may be NULL. *body_out: new reference; the
  * caller owns the fds that came. timeout_ms: until the reply begins. An error reply's errno is returned, its

@@ -52,7 +52,7 @@ static int remove_stale(const char *path, struct ws_error *err)
 {
     int probe;
     struct stat st;
-    int rc = ws_ipc_connect(path, &probe, err);
+    int rc = ws_ipc_probe(path, &probe, err);
     if (rc == 0) {
         close(probe);
         return is_taken(path, err);

@@ -22,7 +22,8 @@ struct connection {
 
 struct ipc_source {
     struct ws_source head;
-    const char *path; /* in head.url */
+    const char *path;            /* in head.url */
+    struct ws_ipc_account named; /* may serve it, too */
     const atomic_bool *stop;
     struct connection connections[N_CONNECTIONS];
 };
@@ -48,6 +49,7 @@ static int ipc_open(const char *url, const struct ws_source_options *options, st
     s->head.ops = &ws_ipc_ops;
     s->path = s->head.url + 5;
     s->stop = options->stop;
+    s->named = (struct ws_ipc_account){options->has_agent_uid, options->agent_uid};
     for (size_t i = 0; i < N_CONNECTIONS; i++) {
         pthread_mutex_init(&s->connections[i].lock, NULL);
         s->connections[i].sock = -1;
@@ -107,7 +109,7 @@ static int request(int sock, const char *method, const char *path, const json_t 
 /* A source's ENOENT means that it is there and lacks what was requested: a missing socket gets another code. */
 static int connect_to(const struct ipc_source *s, int *sock, struct ws_error *err)
 {
-    const int rc = ws_ipc_connect(s->path, sock, err);
+    const int rc = ws_ipc_connect_to(s->path, &s->named, sock, err);
     if (rc == -ENOENT && err)
         err->code = ECONNREFUSED;
     return rc == -ENOENT ? -ECONNREFUSED : rc;

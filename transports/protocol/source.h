@@ -13,6 +13,7 @@
 #include "transports/memory/region.h"
 #include <jansson.h>
 #include <stdatomic.h>
+#include <sys/types.h>
 
 struct ws_source_options {
     /* Bearer, or NULL: then a server on this host's loopback is sent the one that it made for this account, where
@@ -21,9 +22,11 @@ struct ws_source_options {
     bool insecure; /* the token may go to http:// beyond loopback, in clear text */
     const char *ca_file, *cert_file, *key_file;    /* TLS; NULL: the system's */
     unsigned connect_timeout_ms, reply_timeout_ms; /* 0: the limits' defaults */
-    unsigned stall_ms;    /* a transfer that moves less than a trickle for so long is ended; 0: the default */
-    const char *below;    /* dir: opens nothing that does not lie below this folder; NULL: anything */
-    const char *mount_id; /* of the mount that polls (HOST:MOUNTPOINT); NULL: the caller is no mount */
+    unsigned stall_ms;  /* a transfer that moves less than a trickle for so long is ended; 0: the default */
+    bool has_agent_uid; /* unix: the account agent_uid may serve the socket, too (ipc/peer.h) */
+    uid_t agent_uid;
+    const char *below;       /* dir: opens nothing that does not lie below this folder; NULL: anything */
+    const char *mount_id;    /* of the mount that polls (HOST:MOUNTPOINT); NULL: the caller is no mount */
     const atomic_bool *stop; /* once it is set a call ends within a second, -ECANCELED; NULL: never */
 };
 

@@ -54,17 +54,32 @@ static void look(struct ws_tcp_headers *h)
     char token[WS_TOKEN_SECRET_CHARS + 1];
     h->looked_ns = ws_clock_ns();
     h->was_refused = false;
-    if (ws_local_token_find(h->url, token) && strcmp(token, h->token) != 0 && use_token(h, token) == 0)
+    uid_t owner;
+    const bool found = ws_local_token_find(h->url, token, &owner);
+    if (found && (strcmp(token, h->token) == 0 || use_token(h, token) == 0)) {
         memcpy(h->token, token, sizeof(token));
+        h->owner = owner;
+    }
     sodium_memzero(token, sizeof(token));
+}
+
+/* Under lock. Does the account whose token it is listen there now? */
+static bool still_reaches(const struct ws_tcp_headers *h)
+{
+    unsigned port;
+    uid_t owner;
+    return ws_loopback_port(h->url, &port) && ws_loopback_owner(h->url, port, &owner) && owner == h->owner;
 }
 
 struct curl_slist *ws_tcp_headers_now(struct ws_tcp_headers *h)
 {
     pthread_mutex_lock(&h->lock);
-    if (h->url && (!h->newest || h->was_refused) && ws_clock_ns() - h->looked_ns > LOOK_NS)
+    bool good = h->newest && (!h->url || still_reaches(h));
+    if (h->url && (!good || h->was_refused) && ws_clock_ns() - h->looked_ns > LOOK_NS) {
         look(h);
-    struct curl_slist *list = h->newest ? h->newest->list : NULL;
+        good = h->newest && still_reaches(h);
+    }
+    struct curl_slist *list = good ? h->newest->list : NULL;
     pthread_mutex_unlock(&h->lock);
     return list;
 }

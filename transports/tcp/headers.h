@@ -1,6 +1,7 @@
 /* Headers: what each request to a source carries. Without a token of its own a source on this host's loopback is sent
  * the one that its server made (access/local_token.h), looked for until it is there, and again when the server
- * refuses it. Thread safe. */
+ * refuses it. Before each request the account that listens there is looked at again: once a server has ended, any
+ * account may take its port, and is sent nothing. Thread safe. */
 #ifndef WS_TRANSPORTS_TCP_HEADERS_H
 #define WS_TRANSPORTS_TCP_HEADERS_H
 #include "transports/access/token_hash.h"
@@ -9,6 +10,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 struct ws_tcp_header_list {
     struct ws_tcp_header_list
@@ -22,6 +24,7 @@ struct ws_tcp_headers {
     /* guarded by lock */
     struct ws_tcp_header_list *newest;     /* NULL: none */
     char token[WS_TOKEN_SECRET_CHARS + 1]; /* that was found */
+    uid_t owner;                           /* whose server it is of */
     uint64_t looked_ns;
     bool was_refused;
 };

@@ -282,6 +282,7 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
     if (!a)
         return ws_error_set(err, ENOMEM, "no memory for an agent");
     a->options = *options;
+    a->options.tcp.access.socket = options->socket;
     a->features = features;
     collect_routes(a->routes);
     a->catalog = (struct ws_catalog){&catalog_ops, a};
@@ -316,7 +317,7 @@ int ws_agent_new(struct ws_agent **out, const struct ws_agent_options *options, 
     struct ws_tcp_server *tcp = NULL;
     struct ws_ipc_server *ipc = NULL;
     if (rc == 0 && options->tcp.listen)
-        rc = ws_tcp_server_new(&tcp, &a->catalog, &options->tcp, err);
+        rc = ws_tcp_server_new(&tcp, &a->catalog, &a->options.tcp, err);
     atomic_store(&a->tcp, tcp);
     if (rc == 0)
         rc = ws_features_serve(a, err);

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import pwd
 import select
 import signal
 import socket
@@ -34,14 +35,15 @@ def ensure(address: Optional[str] = None, log: Union[str, "os.PathLike[str]", No
 
     address: default $WSYNC_AGENT, else /run/wsync/agent.sock, or a path of this user if /run is not writable. log: the file that a
     started agent appends to; default: agent.log beside the socket. A started agent listens for mounts at $WSYNC_LISTEN or
-    127.0.0.1:18861, is adopted by init, has its own session, and may use all cores. If several processes call this at once, one
+    127.0.0.1:18861, where mounts of this account and of root find the token that it makes; it is adopted by init, has its own session, and may use all cores. If several processes call this at once, one
     starts the agent and the others wait, at most timeout seconds. Warns once per process (RuntimeWarning) if the agent shares this
     process's cgroup and would be ended with it. wsync.Error: the agent ended at once, and the
-    message has the end of its log; or the default's folder could be another user's. wsync.Timeout. ValueError: not an agent's address. Thread safe."""
+    message has the end of its log; or another account could have put the socket there, or serves it, which is neither root, this one,
+    the owner of /run/wsync nor $WSYNC_AGENT_USER (a name or number). wsync.Timeout. ValueError: not an agent's address. Thread safe."""
     path = _socket_of(address)
     folder = os.path.dirname(path)
-    if not (address or os.environ.get("WSYNC_AGENT")) and folder != SYSTEM_FOLDER and os.path.lexists(folder):
-        _check_folder(folder)  # this user named no agent, and anybody may make folders in /tmp
+    if os.path.lexists(folder):
+        _check_folder(folder)  # anybody may make folders in /tmp
     pid = _agent_pid(path)
     if pid is None and path != _default_socket() and not os.path.isdir(folder) and not _parent_exists(folder):
         raise Error(errno.ENOENT, f"no agent runs at {path}, and none is started there, since there is no folder {folder}: is the address right?")
@@ -84,7 +86,30 @@ def _agent_pid(path: str) -> Optional[int]:
         except PermissionError:
             raise PermissionError(errno.EACCES, f"the agent at {path} lets others in only: start it with --group of this user's, "
                                                 "or set WSYNC_AGENT=unix:/PATH to another one") from None
-        return int(struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+        pid, uid, _ = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if not _is_trusted(uid & 0xFFFFFFFF):
+            raise Error(errno.EPERM, f"the agent at {path} is run by {_name_of(uid)}, neither root nor this account: set WSYNC_AGENT=unix:/PATH to another "
+                                     f"one, or if that account is meant, name it: WSYNC_AGENT_USER={_name_of(uid)}")
+        return int(pid)
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return str(uid)
+
+
+def _is_trusted(uid: int) -> bool:
+    """May this account serve a socket? As in transports/ipc/peer.h."""
+    named = os.environ.get("WSYNC_AGENT_USER")
+    if uid in (0, os.geteuid()) or (named and named in (str(uid), _name_of(uid))):
+        return True
+    try:
+        system = os.lstat(SYSTEM_FOLDER)  # only root can make a folder there
+    except OSError:
+        return False
+    return stat.S_ISDIR(system.st_mode) and system.st_uid == uid
 
 
 def _wait(condition: Callable[[], Optional[int]], deadline: float) -> Optional[int]:
@@ -133,10 +158,10 @@ def _check_folder(folder: str) -> None:
         found, link = os.stat(folder), os.lstat(folder)
     except OSError as e:
         raise Error(e.errno, f"cannot look at {folder}, the folder of the agent's socket: {e.strerror}; set WSYNC_AGENT=unix:/PATH to another place") from None
-    owners = {found.st_uid, link.st_uid} - {0, os.getuid()}
+    owners = {uid for uid in (found.st_uid, link.st_uid) if not _is_trusted(uid)}
     if owners or (found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX):
         raise Error(errno.EPERM, f"{folder} belongs to user {max(owners, default=found.st_uid)} or could be changed by another user, who could put an agent of their own "
-                                 "there; set WSYNC_AGENT=unix:/PATH to another place")
+                                 "there; set WSYNC_AGENT=unix:/PATH to another place, or if that user's agent is meant, name it: WSYNC_AGENT_USER=NAME")
 
 
 def _start_once(path: str, log: str, deadline: float) -> int:
