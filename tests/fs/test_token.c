@@ -1,5 +1,6 @@
 /* A token is the complete first line of a file: a part of it would be another token. */
 #include "fs/engines/token.h"
+#include "transports/base/secret.h"
 #include "fs/fuse/options.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -48,7 +49,7 @@ static void test_length(void **state)
         char *token;
         assert_int_equal(read_of(cases[i].n, cases[i].behind, &token), cases[i].rc);
         assert_int_equal(token ? strlen(token) : 0, cases[i].is);
-        free(token);
+        ws_secret_free(token);
     }
 }
 
@@ -80,7 +81,7 @@ static void test_pipes(void **state)
     assert_int_equal(write(writer, "whole\n", 6), 6);
     assert_int_equal(read_token(path, 60000, &token, &err), 0);
     assert_string_equal(token, "whole");
-    free(token);
+    ws_secret_free(token);
     close(writer);
     assert_int_equal(unlink(path), 0);
 }
@@ -98,7 +99,7 @@ static void test_of_a_mount(void **state)
     assert_true(ws_mount_options_parse(o, words, &err) < 0);
     assert_non_null(strstr(err.text, "is longer than 4095 bytes"));
     assert_int_equal(read_of(5, "\n", &token), 0);
-    free(token);
+    ws_secret_free(token);
     assert_int_equal(ws_mount_options_parse(o, words, &err), 0);
     assert_string_equal(o->store.source.token, "xxxxx");
     ws_mount_options_release(o);
