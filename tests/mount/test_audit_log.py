@@ -1,4 +1,5 @@
 # beside others
+# takes: 15
 # sanitizers: address thread
 """The audit log: each thing that was done is in it once, with who did it; no name can forge a line, and neither rotation nor a full disk ends it."""
 import datetime

@@ -359,7 +359,7 @@ def test_bad_requests():
             ("/v1/actor/1/wanted", '{"mounts":[]}', 400, "mounts"),
             ("/v1/actor/1/eaten", "{}", 404, "no POST"),
             ("/v1/releases/12/abort", "", 404, "no such release"),
-            ("/v1/releases/x", "", 404, "no such release"),
+            ("/v1/releases/x", "", 404, "no POST"),
             ("/v1/release", "{", 400, "JSON")):
         got, reply = post(path, body)
         assert got == status and word in reply["error"], (path, body, got, reply)

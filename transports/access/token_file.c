@@ -234,7 +234,7 @@ int ws_token_file_remove(const char *path, const char *name, enum ws_token_lines
                          struct ws_error *err)
 {
     struct change c;
-    unsigned first, last, n = 0;
+    unsigned first = 0, last = 0, n = 0;
     if (access(path, F_OK) != 0)
         return cannot("read", path, errno, err);
     int rc = begin(&c, path, err);
