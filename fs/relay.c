@@ -290,7 +290,8 @@ static int relay_no_route(void *self, const char *method, const char *path, stru
 }
 
 static int relay_route(void *self, const struct ws_identity *who, const char *method, const char *path,
-                       const char *query, const json_t *body, json_t **reply, char **text, struct ws_error *err)
+                       const char *query, const json_t *body, json_t **reply, char **text,
+                       struct ws_error *err)
 {
     struct ws_relay *r = self;
     struct ws_tcp_server_stats s;
@@ -310,7 +311,8 @@ static int relay_route(void *self, const struct ws_identity *who, const char *me
             "# TYPE wsync_relay_sent_bytes_total counter\nwsync_relay_sent_bytes_total %" PRIu64 "\n"
             "# TYPE wsync_relay_requests_total counter\nwsync_relay_requests_total %" PRIu64 "\n"
             "# TYPE wsync_relay_connections gauge\nwsync_relay_connections %u\n"
-            "# TYPE wsync_relay_refused_total counter\nwsync_relay_refused_total{status=\"401\"} %" PRIu64 "\n"
+            "# TYPE wsync_relay_refused_total counter\nwsync_relay_refused_total{status=\"401\"} %" PRIu64
+            "\n"
             "wsync_relay_refused_total{status=\"403\"} %" PRIu64 "\n# TYPE wsync_relay_ended_total counter\n",
             s.bytes_sent, s.requests, s.connections, s.unknown, s.forbidden);
     ws_tcp_server_print_ended(&s, "wsync_relay_ended_total", f);

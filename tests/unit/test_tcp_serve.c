@@ -57,8 +57,8 @@ static int no_route(void *self, const char *method, const char *path, struct ws_
     return ws_error_set(err, ENOENT, "there is no %s", path);
 }
 
-static int route(void *self, const struct ws_identity *who, const char *method, const char *path, const char *query, const json_t *body,
-                 json_t **reply, char **text, struct ws_error *err)
+static int route(void *self, const struct ws_identity *who, const char *method, const char *path,
+                 const char *query, const json_t *body, json_t **reply, char **text, struct ws_error *err)
 {
     (void)self, (void)who, (void)method, (void)query, (void)body, (void)text;
     if (strcmp(path, "/") == 0)
@@ -67,14 +67,17 @@ static int route(void *self, const struct ws_identity *who, const char *method, 
     return 0;
 }
 
-static const struct ws_catalog_ops ops = {.seq = no_seq, .models = no_models, .routes = routes, .route = route, .no_route = no_route};
+static const struct ws_catalog_ops ops = {
+    .seq = no_seq, .models = no_models, .routes = routes, .route = route, .no_route = no_route};
 
 static struct ws_tcp_server *serve(const char *token)
 {
     struct ws_tcp_server *s;
     struct ws_error err = {0};
-    const struct ws_tcp_server_options o = {
-        .listen = "127.0.0.1:0", .access = {.token = token, .insecure = !token}, .n_threads = 1, .max_clients = CLIENTS};
+    const struct ws_tcp_server_options o = {.listen = "127.0.0.1:0",
+                                            .access = {.token = token, .insecure = !token},
+                                            .n_threads = 1,
+                                            .max_clients = CLIENTS};
     if (ws_tcp_server_new(&s, &(struct ws_catalog){&ops, NULL}, &o, &err) < 0)
         fail_msg("%s", err.text);
     return s;
@@ -227,7 +230,8 @@ static void test_bodies_are_dropped(void **state)
     assert_int_equal(stats.ended[WS_HTTP_ENDS_BODY], 1);
     assert_true(before > 0 && most_memory_kib() - before < CHUNKS * CHUNK / 2 / 1024);
     close(sock);
-    sock = call(s, "GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n");
+    sock = call(
+        s, "GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n");
     assert_int_equal(status_of(sock), 200);
     close(sock);
     free(chunk);

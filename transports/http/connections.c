@@ -333,7 +333,9 @@ void ws_http_connections_look(struct ws_http_connections *c)
     if (now - c->looked_ns >= LOOK_NS) {
         c->looked_ns = now;
         TAILQ_FOREACH(l, &c->all, in_all)
-        look_at(c, l, now);
+        {
+            look_at(c, l, now);
+        }
     }
     pthread_mutex_unlock(&c->lock);
 }

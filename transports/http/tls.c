@@ -28,8 +28,8 @@ struct stamp {
 };
 
 struct ws_http_tls {
-    char *path[N_FILES];       /* cert, key, client_ca; NULL: none */
-    char *cert_pem, *key_pem;  /* of the first reading */
+    char *path[N_FILES];      /* cert, key, client_ca; NULL: none */
+    char *cert_pem, *key_pem; /* of the first reading */
     pthread_mutex_t lock;
     /* guarded by lock */
     struct ws_http_credentials *current;
@@ -120,7 +120,7 @@ static int read_credentials(struct ws_http_tls *tls, bool first, struct ws_http_
 {
     char *pem[N_FILES] = {NULL};
     struct ws_http_credentials *new = calloc(1, sizeof(*new));
-    int rc = new && gnutls_certificate_allocate_credentials(&new->c) == 0
+    int rc = new &&gnutls_certificate_allocate_credentials(&new->c) == 0
                  ? 0
                  : ws_error_set(err, ENOMEM, "no memory for TLS");
     for (size_t i = 0; rc == 0 && i < N_FILES; i++)

@@ -97,8 +97,8 @@ static void serve_other(struct ws_tcp_call *q, struct ws_http_answer *a)
     else if (in->body.len > 0 && !ws_http_json(in))
         rc = ws_error_set(&err, EINVAL, "the body of the request is no JSON");
     if (rc == 0)
-        rc = c->ops->route(c->self, &in->who, in->method & WS_HTTP_READ ? "GET" : "POST", in->target, in->query,
-                           in->json, &a->json, &a->text, &err);
+        rc = c->ops->route(c->self, &in->who, in->method & WS_HTTP_READ ? "GET" : "POST", in->target,
+                           in->query, in->json, &a->json, &a->text, &err);
     a->type = "text/plain; version=0.0.4; charset=utf-8";
     if (rc < 0)
         ws_http_refuse(a, rc, &err);
@@ -170,9 +170,10 @@ static void find_need(void *self, struct ws_http_incoming *in, struct ws_http_ne
 {
     const struct ws_tcp_server *s = self;
     struct ws_api_request q;
-    const struct ws_api_route *r = ws_api_parse(in->target, in->query, &q, NULL) == 0
-                                       ? ws_api_route_find(tables_of(&s->catalog), in->method_name, in->target, &q)
-                                       : NULL;
+    const struct ws_api_route *r =
+        ws_api_parse(in->target, in->query, &q, NULL) == 0
+            ? ws_api_route_find(tables_of(&s->catalog), in->method_name, in->target, &q)
+            : NULL;
     *need = (struct ws_http_need){.role = WS_ROLE_READ, .max_body = WS_MAX_BODY_BYTES};
     if (r) {
         const char *model = ws_api_route_model(r, &q);

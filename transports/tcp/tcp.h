@@ -10,7 +10,7 @@
 extern const struct ws_transport_ops ws_tcp_ops;
 
 struct ws_tcp_server_options {
-    const char *listen; /* "127.0.0.1:18861", "[::]:18861", port 0: any */
+    const char *listen;              /* "127.0.0.1:18861", "[::]:18861", port 0: any */
     struct ws_access_options access; /* who its clients are; without any of it only loopback */
     const char *tls_cert_file, *tls_key_file, *tls_client_ca_file; /* NULL: plain */
     unsigned n_threads;                                            /* 0: min(cores, 8) */
@@ -37,7 +37,7 @@ unsigned ws_tcp_server_port(const struct ws_tcp_server *s);
 void ws_tcp_server_wake(struct ws_tcp_server *s); /* the catalog's seq changed: answers long polls */
 struct ws_tcp_server_stats {
     uint64_t bytes_sent, requests, unknown, forbidden; /* the last two: refused with 401, 403 */
-    uint64_t ended[WS_HTTP_ENDINGS]; /* connections that the server ended */
+    uint64_t ended[WS_HTTP_ENDINGS];                   /* connections that the server ended */
     unsigned connections;
 };
 void ws_tcp_server_stats(struct ws_tcp_server *s, struct ws_tcp_server_stats *out);
