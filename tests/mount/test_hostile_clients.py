@@ -1,5 +1,5 @@
 # beside others
-# timeout: 400
+# timeout: 600
 # takes: 100
 # sanitizers: address thread
 """What clients without an identity, and slow ones, cost an agent: little memory, and no time of the clients that are known."""

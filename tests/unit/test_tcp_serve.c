@@ -230,7 +230,8 @@ static void test_bodies_are_dropped(void **state)
     assert_int_equal(stats.ended[WS_HTTP_ENDS_BODY], 1);
     assert_true(before > 0 && most_memory_kib() - before < CHUNKS * CHUNK / 2 / 1024);
     close(sock);
-    sock = call(s, "GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n");
+    sock = call(
+        s, "GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n");
     assert_int_equal(status_of(sock), 200);
     close(sock);
     free(chunk);

@@ -36,20 +36,20 @@
 #define WS_MAX_FDS_PER_FRAME   64
 #define WS_MAX_FDS_PER_CALL                                                                                  \
     1024 /* files of a version that a rank writes; of more the descriptors do not fit */
-#define WS_MAX_REQUEST_BYTES (64UL << 20) /* a weight update request or a sync info, as JSON */
-#define WS_MAX_GPU_UUID      63
-#define WS_MAX_GPUS          65536 /* that one update has handles for */
-#define WS_MAX_HANDLE_CHARS  8192  /* of a GPU's handle of memory, in base64 */
-#define WS_MAX_CLIENTS       4096
-#define WS_MAX_BODY_BYTES    (16UL << 10)  /* of a request to an agent, where its route names no other limit */
-#define WS_MAX_RELEASE_BYTES (128UL << 10) /* of a release of many models */
-#define WS_MAX_PLACE_BYTES   (8UL << 20)   /* of a request for a place in a broadcast: it may list blocks */
-#define WS_MAX_DRAIN_BYTES   (32UL << 20)  /* of a body over the limit, read and dropped to answer its sender */
+#define WS_MAX_REQUEST_BYTES        (64UL << 20) /* a weight update request or a sync info, as JSON */
+#define WS_MAX_GPU_UUID             63
+#define WS_MAX_GPUS                 65536 /* that one update has handles for */
+#define WS_MAX_HANDLE_CHARS         8192  /* of a GPU's handle of memory, in base64 */
+#define WS_MAX_CLIENTS              4096
+#define WS_MAX_BODY_BYTES           (16UL << 10) /* of a request to an agent, where its route names no other limit */
+#define WS_MAX_RELEASE_BYTES        (128UL << 10) /* of a release of many models */
+#define WS_MAX_PLACE_BYTES          (8UL << 20) /* of a request for a place in a broadcast: it may list blocks */
+#define WS_MAX_DRAIN_BYTES          (32UL << 20) /* of a body over the limit, read and dropped to answer its sender */
 /* Connections of strangers (http/connections.h): of a server, with TLS, and from one address. */
 #define WS_MAX_STRANGERS            512U
 #define WS_MAX_STRANGERS_TLS        256U
 #define WS_MAX_STRANGERS_OF_ADDRESS 64U
-#define WS_MAX_PARKED        65536 /* FUSE requests that wait for bytes */
+#define WS_MAX_PARKED               65536 /* FUSE requests that wait for bytes */
 
 /* How slow a server's client may be. A body of n bytes may take WS_BODY_MS + n / WS_BODY_RATE. A reader has to take
  * a byte within WS_READER_MS, and WS_READER_RATE on the average of WS_READER_RATE_MS, of what is there for it. */

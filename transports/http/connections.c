@@ -27,7 +27,7 @@ struct ws_http_link {
     bool is_known, is_stranger, is_ending;
     uint64_t since_ns;        /* it does that */
     uint64_t silent_ns;       /* a stranger: since when */
-    uint64_t received;        /* when it became idle */
+    uint64_t received;        /* when its last request had come whole */
     uint64_t acked, acked_ns; /* what its reader had taken, and since when no more; 0: nothing is owed */
     uint64_t window_acked, window_ns; /* the same when the rate was looked at last */
 };
@@ -198,13 +198,14 @@ static void begin(struct ws_http_connections *c, struct ws_http_link *l, enum do
 {
     if (!l)
         return;
-    const uint64_t received = doing == IS_IDLE ? ws_tcp_bytes_received(l->sock) : 0;
+    const uint64_t received = doing == IS_SERVED ? ws_tcp_bytes_received(l->sock) : 0;
     pthread_mutex_lock(&c->lock);
     const uint64_t now = ws_clock_ns();
     if (l->doing != doing) {
         l->doing = doing;
         l->since_ns = now;
-        l->received = received;
+        if (doing == IS_SERVED) /* before it is answered: the next one may follow the answer at once */
+            l->received = received;
         atomic_store(&l->body_bytes, 0);
         set_stranger(c, l, !l->is_known && !l->is_ending && doing != IS_SERVED, now);
     }
@@ -332,7 +333,9 @@ void ws_http_connections_look(struct ws_http_connections *c)
     if (now - c->looked_ns >= LOOK_NS) {
         c->looked_ns = now;
         TAILQ_FOREACH(l, &c->all, in_all)
-        look_at(c, l, now);
+        {
+            look_at(c, l, now);
+        }
     }
     pthread_mutex_unlock(&c->lock);
 }

@@ -57,7 +57,7 @@ int ws_http_listen(const char *address, bool beyond_loopback, int *sock, unsigne
     }
     fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-        bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, 512) != 0 ||
+        bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0 ||
         getsockname(fd, (struct sockaddr *)&bound, &len) != 0) {
         rc = ws_error_set(err, errno, "cannot listen on %s: %s", address, strerror(errno));
         if (fd >= 0)

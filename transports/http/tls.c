@@ -70,11 +70,40 @@ static int trust(gnutls_certificate_credentials_t c, const char *path, char *pem
                                 n < 0 ? gnutls_strerror(n) : "it has no certificate");
 }
 
+/* GnuTLS itself would find that they do not match, and leak what it had read. */
+static int match(const gnutls_datum_t *cert, const gnutls_datum_t *key)
+{
+    unsigned char ids[2][64];
+    size_t n[2] = {sizeof(ids[0]), sizeof(ids[1])};
+    gnutls_x509_crt_t c = NULL;
+    gnutls_x509_privkey_t k = NULL;
+    int rc = gnutls_x509_crt_init(&c);
+    if (rc == 0)
+        rc = gnutls_x509_privkey_init(&k);
+    if (rc == 0)
+        rc = gnutls_x509_crt_import(c, cert, GNUTLS_X509_FMT_PEM);
+    if (rc == 0)
+        rc = gnutls_x509_privkey_import2(k, key, GNUTLS_X509_FMT_PEM, NULL, 0);
+    if (rc == 0)
+        rc = gnutls_x509_crt_get_key_id(c, GNUTLS_KEYID_USE_SHA256, ids[0], &n[0]);
+    if (rc == 0)
+        rc = gnutls_x509_privkey_get_key_id(k, GNUTLS_KEYID_USE_SHA256, ids[1], &n[1]);
+    if (rc == 0 && (n[0] != n[1] || memcmp(ids[0], ids[1], n[0]) != 0))
+        rc = GNUTLS_E_CERTIFICATE_KEY_MISMATCH;
+    if (k)
+        gnutls_x509_privkey_deinit(k);
+    if (c)
+        gnutls_x509_crt_deinit(c);
+    return rc;
+}
+
 static int make(gnutls_certificate_credentials_t c, const struct ws_http_tls *tls, char *const pem[N_FILES],
                 struct ws_error *err)
 {
     const gnutls_datum_t cert = datum(pem[0]), key = datum(pem[1]);
-    const int rc = gnutls_certificate_set_x509_key_mem(c, &cert, &key, GNUTLS_X509_FMT_PEM);
+    int rc = match(&cert, &key);
+    if (rc == 0)
+        rc = gnutls_certificate_set_x509_key_mem(c, &cert, &key, GNUTLS_X509_FMT_PEM);
     if (rc < 0)
         return ws_error_set(err, EINVAL, "%s and %s are no certificate with its key in PEM: %s", tls->path[0],
                             tls->path[1], gnutls_strerror(rc));
