@@ -398,12 +398,15 @@ static bool fetch_parts(struct ws_delta_apply *p, size_t i, struct offered *offe
     struct lane lanes[WS_MAX_STREAMS] = {0};
     const unsigned n = count_parts(p, &p->plan.steps[i].entry);
     unsigned started = 0;
-    bool whole = n > 0, last = i + 1 == p->plan.n_steps;
+    /* The proof, by which records are checked, is there when the delta is whole: what must be signed is patched then. */
+    const bool patches = i + 1 == p->plan.n_steps && !ws_version_must_be_signed(p->version);
+    bool whole = n > 0;
 
     for (unsigned k = 0; whole && k < n; k++) {
         lanes[k] = (struct lane){.apply = p, .offered = offered, .step = i, .part = k, .parts = n};
-        lanes[k].patcher = last ? get_patcher(p, k) : NULL;
-        whole = (!last || lanes[k].patcher) && ws_thread_start(&lanes[k].thread, lane_main, &lanes[k]) == 0;
+        lanes[k].patcher = patches ? get_patcher(p, k) : NULL;
+        whole =
+            (!patches || lanes[k].patcher) && ws_thread_start(&lanes[k].thread, lane_main, &lanes[k]) == 0;
         started += whole;
     }
     for (unsigned k = 0; k < started; k++) {
@@ -482,8 +485,8 @@ static bool follows(const struct ws_delta_apply *p, size_t i)
     return i + 1 < p->plan.n_steps || memcmp(id, proof->target_id, sizeof(id)) == 0;
 }
 
-/* Gets the proof of a delta before its records are read, so that each is checked before its block is shown. False:
- * there is none, and the delta is not used. */
+/* Gets the proof of a delta, by which each record is checked before its block is patched. False: there is none, and the
+ * delta is not used. */
 static bool prove(struct ws_delta_apply *p, size_t i)
 {
     const struct ws_version *v = p->version;
@@ -522,12 +525,13 @@ static bool fetch_chain(struct ws_delta_apply *p)
     }
     atomic_store(&p->version->way_chosen, true);
     for (size_t i = 0; i < p->plan.n_steps; i++) {
-        whole = whole && prove(p, i);
         if (p->plan.steps[i].held || !p->chain[i])
             continue;
         whole = whole && fetch_delta(p, i);
         ws_delta_end(p->chain[i], whole ? WS_DELTA_WHOLE : WS_DELTA_GIVEN_UP);
     }
+    for (size_t i = 0; i < p->plan.n_steps && !atomic_load(&p->selection->stop); i++)
+        whole = prove(p, i) && whole;
     return whole;
 }
 

@@ -10,7 +10,9 @@
 #include <string.h>
 
 #define FIRST_PAUSE_MS 5
-#define LAST_PAUSE_MS  200
+#define LAST_PAUSE_MS  20
+#define LONG_NS        (3 * WS_SECOND_NS) /* after which a source is asked less often */
+#define LONG_PAUSE_MS  200
 
 int ws_signatures_check_manifest(struct ws_version *v, const struct ws_manifest *m, struct ws_error *err)
 {
@@ -34,7 +36,7 @@ static int query(struct ws_source_select *sel, struct ws_source_attempt *attempt
 {
     struct ws_version *v = sel->version;
     char path[WS_API_PATH_BYTES + WS_PROOF_QUERY_CHARS], text[WS_PROOF_QUERY_CHARS];
-    const uint64_t end = ws_clock_ns() + (uint64_t)v->store->options.deadline_ms * WS_MS_NS;
+    const uint64_t begin = ws_clock_ns(), end = begin + (uint64_t)v->store->options.deadline_ms * WS_MS_NS;
     int pause_ms = FIRST_PAUSE_MS, rc;
 
     ws_api_version_path(path, WS_PROOF_VERB, v->model->name, number, NULL, NULL);
@@ -50,7 +52,9 @@ static int query(struct ws_source_select *sel, struct ws_source_attempt *attempt
                                 v->model->name, number);
         atomic_store(&sel->came_ns, ws_clock_ns()); /* it answers, so it is not silent */
         (void)poll(NULL, 0, pause_ms);
-        pause_ms = pause_ms < LAST_PAUSE_MS ? 2 * pause_ms : LAST_PAUSE_MS;
+        pause_ms = ws_clock_ns() - begin > LONG_NS ? LONG_PAUSE_MS
+                   : pause_ms < LAST_PAUSE_MS      ? 2 * pause_ms
+                                                   : LAST_PAUSE_MS;
     }
     return rc;
 }

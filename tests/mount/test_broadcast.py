@@ -250,3 +250,17 @@ def test_hostile():
     assert status(agent)["waiting"] == 0
     code()  # the participant does not join
     assert Receiver(agent.url, timeout_ms=6000).says(60).startswith("ok ")
+
+
+def test_signed():
+    "a mount with a key takes part in a broadcast, and each block that it gets is checked against what was signed"
+    key = unique("key")
+    wsync("key", "new", "--out", key)
+    need_fuse()
+    agent = agent_of("--sign-key", key)
+    with environment():
+        mount = Mount(agent.url, f"device=1,strategy=broadcast:tcp,verify-key={key}.pub")
+    mount.wait_version("actor", 1)
+    mount.write("pull 1", "actor/ctl")
+    assert "broadcast to" in mount.status("actor")["version.1"], mount.status("actor")["version.1"]
+    mount.write("verify 1", "actor/ctl")

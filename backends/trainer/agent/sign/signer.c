@@ -1,8 +1,8 @@
 /* Signer: signs what this agent announces, where it has a key (--sign-key).
  *
  * The manifest is signed before the version is announced (core/slot.c). The tree of all blocks follows: a thread
- * hashes the slot under a lease that its revocation ends at once, at a low priority, because only whole pulls wait for
- * it. Leaves of blocks that did not change are taken over from a version before. A delta is signed as soon as it is
+ * hashes the slot under a lease that its revocation ends at once, at a low priority and after a moment, because only
+ * whole pulls wait for it; one that does has it begun. Leaves of blocks that did not change are taken over from a version before. A delta is signed as soon as it is
  * whole. Both stay in memory for as long as some versions do, and are answered at
  * GET /v1/{model}/{version}/signature (transports/sign/proof_path.h). */
 #include "backends/trainer/agent/core/features.h"
@@ -22,6 +22,7 @@
 #define MOST_TREES  WS_MAX_SLOTS /* of a model */
 #define MOST_DELTAS 64
 #define NICE        10
+#define QUIET_NS    WS_SECOND_NS /* in which mounts take their step, for which no tree is needed */
 
 enum proof_state { PENDING, SIGNED, GIVEN_UP };
 
@@ -30,6 +31,7 @@ struct proof {
     TAILQ_ENTRY(proof) entry;
     struct ws_version_id target, base;
     enum proof_state state;
+    bool wanted;      /* somebody has asked for it */
     unsigned n_users; /* the thread's: it is not freed */
     struct ws_tree *tree;
     struct ws_manifest *manifest; /* of the tree: says which leaves another version may take over */
@@ -47,9 +49,11 @@ struct signing {
 /* One version whose tree is to be made. */
 struct job {
     STAILQ_ENTRY(job) entry;
+    struct ws_agent *agent;
     struct ws_agent_model *model;
     struct proof *proof;
-    struct ws_slot_lease *lease;
+    struct ws_slot_lease *lease; /* NULL: it was revoked while the job waited */
+    uint64_t due_ns;             /* it is begun then, or as soon as it is asked for */
     atomic_bool stop;
 };
 
@@ -135,9 +139,18 @@ static struct proof *add(struct signing *s, const struct ws_version_id *target,
 
 /* --- trees --- */
 
+/* Under lock. The trainer waits for nothing: a job that is not begun gives the slot back here, the thread's own within
+ * one piece of a block. */
 static void on_revoked(void *arg)
 {
-    atomic_store(&((struct job *)arg)->stop, true);
+    struct job *j = arg;
+
+    atomic_store(&j->stop, true);
+    if (signer_of(j->agent)->current != j) {
+        ws_slot_lease_free(j->lease);
+        j->lease = NULL;
+    }
+    pthread_cond_broadcast(&j->agent->changed);
 }
 
 static void free_job(struct job *j)
@@ -156,7 +169,9 @@ static void filled(struct ws_agent *a, struct ws_agent_model *ranks, struct ws_s
 
     if (!j)
         return;
+    j->agent = a;
     j->model = m;
+    j->due_ns = ws_clock_ns() + QUIET_NS;
     j->lease = ws_slot_lease_new(slot, "its signature", on_revoked, j);
     j->proof = j->lease ? add(signing_of(m), &id, NULL) : NULL;
     if (!j->proof) {
@@ -242,10 +257,17 @@ static struct ws_tree *make_tree(const struct ws_agent *a, struct job *j, const 
 static void sign_version(struct ws_agent *a, struct job *j, struct ws_workers *workers)
 {
     struct signing *s = signing_of(j->model);
-    struct proof *before = find_before(s, j->lease->base.manifest), *p = j->proof;
+    struct proof *before, *p = j->proof;
     struct ws_manifest *manifest = NULL;
     const uint64_t began = ws_clock_ns();
 
+    if (!j->lease) {
+        p->n_users--;
+        p->state = GIVEN_UP;
+        s->n_given_up++;
+        return;
+    }
+    before = find_before(s, j->lease->base.manifest);
     if (before)
         before->n_users++;
     pthread_mutex_unlock(&a->lock);
@@ -281,6 +303,10 @@ static void *signer_main(void *arg)
         struct job *j = STAILQ_FIRST(&signer->waiting);
         if (!j) {
             pthread_cond_wait(&a->changed, &a->lock);
+            continue;
+        }
+        if (!j->proof->wanted && !atomic_load(&j->stop) && ws_clock_ns() < j->due_ns) {
+            (void)ws_agent_wait(a, j->due_ns);
             continue;
         }
         STAILQ_REMOVE_HEAD(&signer->waiting, entry);
@@ -388,13 +414,17 @@ static bool is_coming(struct ws_agent *a, const char *model, const struct ws_ver
 }
 
 /* -ENOENT: there is none / -EAGAIN: it is being made / -ESTALE: it was given up. Under lock. */
-static int proof_json(const struct signing *s, const struct ws_version_id *target,
+static int proof_json(struct ws_agent *a, const struct signing *s, const struct ws_version_id *target,
                       const struct ws_version_id *base, json_t **out)
 {
-    const struct proof *p = find(s, target, base);
+    struct proof *p = find(s, target, base);
 
     if (!p)
         return -ENOENT;
+    if (!p->wanted && p->state == PENDING) {
+        p->wanted = true;
+        pthread_cond_broadcast(&a->changed);
+    }
     if (p->state != SIGNED)
         return p->state == PENDING ? -EAGAIN : -ESTALE;
     *out = p->delta ? ws_delta_proof_to_json(p->delta) : ws_tree_to_json(p->tree);
@@ -405,7 +435,7 @@ static int signature(struct ws_agent *a, struct ws_agent_model *m, const struct 
                      const struct ws_version_id *base, char **text)
 {
     json_t *json = NULL;
-    int rc = a->options.sign_key ? proof_json(signing_of(m), target, base, &json) : -ENOENT;
+    int rc = a->options.sign_key ? proof_json(a, signing_of(m), target, base, &json) : -ENOENT;
 
     if (rc == 0 && !(*text = json_dumps(json, JSON_COMPACT)))
         rc = -ENOMEM;
@@ -425,7 +455,7 @@ static int find_json(struct ws_agent *a, const char *model, struct ws_version_id
     if (base && !base->lineage[0])
         *base = ws_version_id_make(base->version, target->lineage);
     if (m)
-        rc = proof_json(signing_of(m), target, base, reply);
+        rc = proof_json(a, signing_of(m), target, base, reply);
     pthread_mutex_unlock(&a->lock);
     return rc;
 }
