@@ -131,8 +131,9 @@ $(A_fs): $(call OBJ,fs)
 $(A_transports) $(A_engine) $(A_trainer) $(A_fs):
 	$(call say,AR,$@)rm -f $@ && ar rcs $@ $^
 
+# Bound at its start: the resolver of later calls saves vector registers, and what a token leaves there, on stacks.
 $(B)/wsync: $(call OBJ,mount-helpers) $(A_fs) $(BACKENDS)
-	$(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -o $@ $^ $(FUSE_LIBS) $(LIBS)
+	$(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -Wl,-z,relro,-z,now -o $@ $^ $(FUSE_LIBS) $(LIBS)
 
 $(B)/libwsync.so: $(BACKENDS) backends/trainer/libwsync.map
 	$(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -shared -Wl,-soname,libwsync.so.0 \
@@ -262,6 +263,7 @@ bench-programs: $(BENCHES) $(TOOLS)
 INSTALLED = $(BINDIR)/wsync $(SBINDIR)/mount.wsync $(INCLUDEDIR)/wsync.h $(LIBDIR)/libwsync.a \
 	$(LIBDIR)/libwsync.so $(LIBDIR)/libwsync.so.0 $(LIBDIR)/libwsync.so.$(VERSION) $(LIBDIR)/pkgconfig/wsync.pc \
 	$(COMPLETIONDIR)/wsync $(addprefix $(UNITDIR)/,$(notdir $(wildcard mount-helpers/systemd/*.service))) \
+	$(addprefix $(PREFIX)/share/wsync/systemd/,$(notdir $(wildcard mount-helpers/systemd/*.conf))) \
 	$(MANDIR)/man1/wsync.1 $(MANDIR)/man1/wsync-*.1 $(MANDIR)/man5/wsync-*.5 $(MANDIR)/man7/wsync.7 $(MANDIR)/man7/wsync-*.7 \
 	$(MANDIR)/man8/mount.wsync.8
 install: all man ## install command, mount helper, library, manual pages (PREFIX, DESTDIR; with PREFIX=~/.local no root is needed)
@@ -281,6 +283,7 @@ install: all man ## install command, mount helper, library, manual pages (PREFIX
 	ln -sf ../man1/wsync-mount.1 $(DESTDIR)$(MANDIR)/man8/mount.wsync.8
 	install -d $(DESTDIR)$(UNITDIR)
 	for u in mount-helpers/systemd/*.service; do sed 's|=wsync |=$(BINDIR)/wsync |; s|=-wsync |=-$(BINDIR)/wsync |' $$u | install -m644 /dev/stdin $(DESTDIR)$(UNITDIR)/$${u##*/} || exit; done
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/wsync/systemd mount-helpers/systemd/*.conf
 	install -Dm644 mount-helpers/completions/wsync.bash $(DESTDIR)$(COMPLETIONDIR)/wsync
 	$(if $(DESTDIR),,@[ "$$(id -u)" != 0 ] || ldconfig)
 uninstall: ## remove what install put there

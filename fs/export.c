@@ -28,6 +28,12 @@
 #define MAX_REPORTED 64
 #define LEFT_MARK    ".wsync-export" /* in the root of a tmpfs of ours */
 
+/* The youngest signed time of what `latest` of a model led to. */
+struct youngest {
+    char model[WS_MAX_NAME + 1]; /* empty: the entry is free */
+    uint64_t created_ns;
+};
+
 struct exporter {
     const struct ws_mount_options *options;
     struct ws_store *store;
@@ -37,6 +43,7 @@ struct exporter {
     uint64_t again_ns;               /* a disk that failed is not tried before */
     uint64_t reported[MAX_REPORTED]; /* hashes of the last complaints, each of which is logged once */
     size_t n_reported;
+    struct youngest youngest[WS_MAX_MODELS];
 };
 
 __attribute__((format(printf, 2, 3))) static void complain(struct exporter *e, const char *format, ...)
@@ -206,6 +213,27 @@ static void visit_folders(const struct visit *visit, struct ws_model *m)
         close(fd);
 }
 
+/* Where versions must be signed, `latest` goes to none whose signed time is before that of one that it led to: lists
+ * are not signed, and a source may replay an old one (switch/freshness.h). */
+static bool is_led_back(struct exporter *e, const char *model, struct ws_version *v)
+{
+    const struct ws_manifest *m =
+        ws_version_must_be_signed(v) && ws_version_has_manifest(v) ? ws_version_manifest(v, NULL) : NULL;
+    struct youngest *y = e->youngest;
+
+    if (!m)
+        return false;
+    while (y < e->youngest + WS_MAX_MODELS && y->model[0] && strcmp(y->model, model) != 0)
+        y++;
+    if (y == e->youngest + WS_MAX_MODELS)
+        return true; /* what cannot be told */
+    snprintf(y->model, sizeof(y->model), "%s", model);
+    if (m->created_ns < y->created_ns)
+        return true;
+    y->created_ns = m->created_ns;
+    return false;
+}
+
 static void visit_model(void *arg, struct ws_model *m)
 {
     struct exporter *e = arg;
@@ -224,7 +252,10 @@ static void visit_model(void *arg, struct ws_model *m)
     ws_model_each(m, visit_version, &visit);
     if (latest) {
         ws_version_name(latest, name);
-        if (name[0] && ws_exported_check(visit.dir, name, NULL) == WS_EXPORTED_OURS)
+        const bool is_ours = name[0] && ws_exported_check(visit.dir, name, NULL) == WS_EXPORTED_OURS;
+        if (is_ours && is_led_back(e, visit.model, latest))
+            (void)unlinkat(visit.dir, "latest", 0); /* names may mean other versions now: no link is right */
+        else if (is_ours)
             set_link(e, visit.dir, visit.model, "latest", name);
         ws_version_put(latest);
     }
@@ -309,6 +340,7 @@ int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, voi
     struct ws_store_options s = o->store;
     int folder = -1;
     s.own_memory = true;
+    s.trust = o->trust.n ? &o->trust : NULL;
     int rc = open_root(&e, err);
     if (rc == 0 && (rc = ws_store_new(&e.store, &ws_puller, &s, err)) < 0)
         close(e.root);

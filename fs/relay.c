@@ -1,4 +1,5 @@
 #include "fs/relay.h"
+#include "fs/proofs.h"
 #include "fs/store/model.h"
 #include "fs/store/offers.h"
 #include "fs/store/version.h"
@@ -6,6 +7,8 @@
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/base/workers.h"
+#include "transports/protocol/api.h"
+#include "transports/sign/proof_path.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stddef.h>
@@ -31,6 +34,7 @@ struct relay_lease {
 struct ws_relay {
     struct ws_store *store;
     struct ws_tcp_server *server;
+    struct ws_proofs *proofs;
     _Atomic(uint64_t) seq;
     pthread_t announcer;
     pthread_mutex_t lock; /* taken before the server's own; never while the server asks about a lease */
@@ -269,12 +273,46 @@ static int relay_delta(void *self, const char *model, uint64_t version, const ch
                             base->version, model, version);
 }
 
+/* --- signatures --- */
+
+/* The request as this relay would make it: names that readers spell differently are asked for once. */
+static int relay_signature(struct ws_relay *r, const struct ws_api_request *q, const char *query,
+                           json_t **reply, struct ws_error *err)
+{
+    char path[WS_API_PATH_BYTES + WS_PROOF_QUERY_CHARS + 1], own[WS_PROOF_QUERY_CHARS];
+    struct ws_version_id base;
+    bool has_base;
+
+    if (ws_proof_base(query, &has_base, &base) < 0)
+        return ws_error_set(err, EINVAL, "the base of a delta in this request is malformed");
+    struct ws_model *m = ws_store_find(r->store, q->model);
+    struct ws_version *v = m ? ws_version_at(m, q->version, q->lineage[0] ? q->lineage : NULL) : NULL;
+    int rc = v ? 0 : none(m, q->model, q->version, err);
+    if (rc == 0) {
+        if (!base.lineage[0])
+            base = ws_version_id_make(base.version, ws_version_lineage(v));
+        ws_api_version_path(path, WS_PROOF_VERB, q->model, q->version, NULL, NULL);
+        ws_proof_query(own, ws_version_lineage(v), has_base ? &base : NULL);
+        strcat(strcat(path, "?"), own);
+        rc = ws_proofs_get(r->proofs, m, path, reply, err);
+    }
+    if (v)
+        ws_version_put(v);
+    if (m)
+        ws_model_put(m);
+    return rc;
+}
+
 /* --- the rest --- */
 
 static const struct ws_api_route *const *relay_routes(void *self)
 {
-    static const struct ws_api_route metrics[] = {WS_API_ROUTE("GET", "/metrics", READ), {0}};
-    static const struct ws_api_route *const tables[] = {metrics, NULL};
+    static const struct ws_api_route table[] = {
+        WS_API_ROUTE("GET", "/metrics", READ),
+        WS_API_ROUTE("GET", "/v1/{model}/{version}/" WS_PROOF_VERB, READ),
+        {0},
+    };
+    static const struct ws_api_route *const tables[] = {table, NULL};
 
     (void)self;
     return tables;
@@ -295,21 +333,28 @@ static int relay_route(void *self, const struct ws_identity *who, const char *me
 {
     struct ws_relay *r = self;
     struct ws_tcp_server_stats s;
+    struct ws_api_request q;
+    size_t n = 0;
 
     (void)who;
-    (void)method;
-    (void)path;
-    (void)query;
     (void)body;
-    (void)reply;
-    ws_tcp_server_stats(r->server, &s);
-    if (asprintf(text,
-                 "# TYPE wsync_relay_sent_bytes_total counter\nwsync_relay_sent_bytes_total %" PRIu64 "\n"
-                 "# TYPE wsync_relay_requests_total counter\nwsync_relay_requests_total %" PRIu64 "\n"
-                 "# TYPE wsync_relay_connections gauge\nwsync_relay_connections %u\n",
-                 s.bytes_sent, s.requests, s.connections) < 0)
+    if (strcmp(method, "GET") == 0 && ws_api_parse(path, query, &q, NULL) == 0 && q.has_version &&
+        strcmp(q.verb, WS_PROOF_VERB) == 0)
+        return relay_signature(r, &q, query, reply, err);
+    FILE *f = open_memstream(text, &n);
+    if (!f)
         return ws_error_set(err, ENOMEM, "no memory for the metrics");
-    return 0;
+    ws_tcp_server_stats(r->server, &s);
+    fprintf(f,
+            "# TYPE wsync_relay_sent_bytes_total counter\nwsync_relay_sent_bytes_total %" PRIu64 "\n"
+            "# TYPE wsync_relay_requests_total counter\nwsync_relay_requests_total %" PRIu64 "\n"
+            "# TYPE wsync_relay_connections gauge\nwsync_relay_connections %u\n"
+            "# TYPE wsync_relay_refused_total counter\nwsync_relay_refused_total{status=\"401\"} %" PRIu64
+            "\n"
+            "wsync_relay_refused_total{status=\"403\"} %" PRIu64 "\n# TYPE wsync_relay_ended_total counter\n",
+            s.bytes_sent, s.requests, s.connections, s.unknown, s.forbidden);
+    ws_tcp_server_print_ended(&s, "wsync_relay_ended_total", f);
+    return fclose(f) == 0 ? 0 : ws_error_set(err, ENOMEM, "no memory for the metrics");
 }
 
 static const struct ws_catalog_ops ops = {
@@ -357,7 +402,9 @@ int ws_relay_new(struct ws_relay **out, struct ws_store *store, const struct ws_
     pthread_cond_init(&r->changed, NULL);
     atomic_init(&r->seq, ws_clock_day_ns() /
                              1000); /* a mount that polled the relay before this one is answered at once */
-    rc = ws_tcp_server_new(&r->server, &(struct ws_catalog){&ops, r}, options, err);
+    rc = ws_proofs_new(&r->proofs, err);
+    if (rc == 0)
+        rc = ws_tcp_server_new(&r->server, &(struct ws_catalog){&ops, r}, options, err);
     if (rc == 0 && (rc = ws_thread_start(&r->announcer, announce, r)) < 0) {
         ws_error_set(err, -rc, "cannot start a thread to serve other mounts: %s", strerror(-rc));
         ws_tcp_server_free(r->server);
@@ -385,6 +432,7 @@ void ws_relay_stop(struct ws_relay *r)
     pthread_join(r->announcer, NULL);
     ws_tcp_server_free(r->server);
     r->server = NULL;
+    ws_proofs_stop(r->proofs);
 }
 
 void ws_relay_free(struct ws_relay *r)
@@ -392,6 +440,7 @@ void ws_relay_free(struct ws_relay *r)
     if (!r)
         return;
     ws_relay_stop(r);
+    ws_proofs_free(r->proofs);
     pthread_cond_destroy(&r->changed);
     pthread_mutex_destroy(&r->lock);
     free(r);

@@ -1,6 +1,7 @@
 /* wsync: the command. One table of subcommands; called as mount.wsync it is mount(8)'s helper. */
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/version.h"
+#include "transports/http/transfer.h"
 #include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
@@ -8,9 +9,9 @@
 #include <string.h>
 
 static const struct cli_command *const commands[] = {
-    &cmd_agent,   &cmd_publish, &cmd_mount,   &cmd_umount, &cmd_export, &cmd_ls,     &cmd_status,
-    &cmd_events,  &cmd_load,    &cmd_release, &cmd_sync,   &cmd_pull,   &cmd_wait,   &cmd_verify,
-    &cmd_inspect, &cmd_diff,    &cmd_save,    &cmd_engine, &cmd_bench,  &cmd_doctor, NULL,
+    &cmd_agent, &cmd_publish, &cmd_mount, &cmd_umount, &cmd_export, &cmd_ls,     &cmd_status,  &cmd_events,
+    &cmd_load,  &cmd_release, &cmd_sync,  &cmd_pull,   &cmd_wait,   &cmd_verify, &cmd_inspect, &cmd_diff,
+    &cmd_save,  &cmd_engine,  &cmd_bench, &cmd_doctor, &cmd_key,    NULL,
 };
 
 static const struct cli_command *find(const char *name)
@@ -75,6 +76,7 @@ int main(int argc, char **argv)
     int code;
     (void)signal(SIGCHLD, SIG_DFL); /* who started us may ignore it, and then no child can be waited for */
     keep_memory_small();
+    ws_http_hide_curl();
     if (!strcmp(base, "mount.wsync") || !strcmp(base, "mount.fuse.wsync")) {
         code = cli_run(&cmd_mount, argc, argv);
     } else if (argc < 2) {

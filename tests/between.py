@@ -12,11 +12,13 @@ LOADS = ("/update_weights_from_disk", "/collective_rpc")
 
 class Between:
     """An HTTP server that passes requests on. Requests whose path contains one of `words` wait while `hold` is set; they are answered with
-    `wrong`, a status and a body, if that is set, or with zeros while `zeros` is set. The connection of a request whose path contains one of
+    `wrong`, a status and a body, if that is set, or with zeros while `zeros` is set. `change`, a function of path and body, makes what is
+    answered of what the server answered. The connection of a request whose path contains one of
     `cut` is closed without an answer."""
 
     def __init__(self, server, *words):
         self.hold, self.held, self.zeros, self.wrong, self.cut = False, False, False, None, ()
+        self.change = None
         self.api = getattr(server, "api", None)
         between, over = self, threading.Event()
 
@@ -45,6 +47,8 @@ class Between:
                         status, text, got = e.code, e.read(), e.headers
                 if meant and between.zeros:
                     text = bytes(len(text))
+                if between.change and status < 300:
+                    text = between.change(self.path, text)
                 with contextlib.suppress(OSError):
                     self.send_response(status)
                     for k in ("Content-Range", "ETag"):

@@ -31,9 +31,10 @@ http {
 
 
 class Nginx:
-    """Serves with these lines in its `server` and its `http` block; %(dir)s in them is a folder of its own."""
+    """Serves with these lines in its `server` and its `http` block; %(dir)s in them is a folder of its own. As root its
+    workers are those of `user`: "NAME", or "NAME GROUP"."""
 
-    def __init__(self, server, http=""):
+    def __init__(self, server, http="", user="root"):
         if not shutil.which("nginx"):
             pytest.skip("nginx is not installed")
         self.place, self.port = unique("nginx"), free_port()
@@ -41,7 +42,7 @@ class Nginx:
         os.makedirs(self.place)
         own = {"dir": self.place}
         with open(self.place + "/conf", "w") as f:
-            f.write(CONF % (own | {"port": self.port, "user": "user root;" if os.geteuid() == 0 else "",
+            f.write(CONF % (own | {"port": self.port, "user": f"user {user};" if os.geteuid() == 0 else "",
                                    "http": http % own, "server": server % own}))
         self.output = open(self.place + "/output", "wb")
         self.process = subprocess.Popen(["nginx", "-e", self.place + "/error.log", "-c", self.place + "/conf"], stdout=self.output,

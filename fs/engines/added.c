@@ -1,5 +1,6 @@
 #include "fs/engines/added.h"
 #include "fs/engines/source_spec.h"
+#include "transports/base/secret.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,9 +102,7 @@ static int open_one(struct ws_control *c, const struct ws_controller *ctl, struc
         rc = ws_source_spec_token(&spec, below, &token, err);
     if (rc == 0)
         rc = ws_store_add_with(c->store, spec.url, ctl->name, below, token, err);
-    if (token)
-        explicit_bzero(token, strlen(token));
-    free(token);
+    ws_secret_free(token);
     a->is_open = a->is_open || rc == 0;
     return rc;
 }

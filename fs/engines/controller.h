@@ -58,6 +58,7 @@ struct ws_controller {
     uint64_t inherited_release; /* that a daemon before followed last, until the model is known; 0: none */
     struct ws_version_id inherited; /* its version */
     struct ws_desired desired;      /* as it was seen last */
+    uint64_t signed_ns; /* time of the youngest signed version that was current, also of a daemon before */
     struct ws_last_error last_error;
     uint64_t switches_ok, switches_failed;
 };

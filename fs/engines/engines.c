@@ -3,6 +3,7 @@
 #include "fs/engines/external.h"
 #include "fs/engines/token.h"
 #include "transports/base/below.h"
+#include "transports/base/secret.h"
 #include "transports/http/url.h"
 #include <errno.h>
 #include <stdio.h>
@@ -17,13 +18,11 @@ void ws_engine_free(struct ws_engine *e)
 {
     if (!e)
         return;
-    if (e->token)
-        explicit_bzero(e->token, strlen(e->token));
-    if (e->admin_token)
-        explicit_bzero(e->admin_token, strlen(e->admin_token));
-    char *const strings[] = {
-        e->files,       e->load_format, e->name,   e->url,   e->prefix, e->pause_mode, e->token,
-        e->admin_token, e->ca_file,     e->mounts, e->group, e->line,   e->token_file, e->admin_token_file};
+    char *const strings[] = {e->files,  e->load_format, e->name,       e->url,
+                             e->prefix, e->pause_mode,  e->ca_file,    e->mounts,
+                             e->group,  e->line,        e->token_file, e->admin_token_file};
+    ws_secret_free(e->token);
+    ws_secret_free(e->admin_token);
     for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++)
         free(strings[i]);
     for (size_t i = 0; i < WS_ENGINE_TEMPLATES; i++)
@@ -93,9 +92,7 @@ static int find_token(struct ws_control *c, const char *path, const char *files,
         found = NULL;
     }
     pthread_mutex_unlock(&c->lock);
-    if (found)
-        explicit_bzero(found, strlen(found));
-    free(found);
+    ws_secret_free(found);
     return rc;
 }
 

@@ -1,6 +1,7 @@
 #include "fs/engines/token.h"
 #include "transports/base/below.h"
 #include "transports/base/clock.h"
+#include "transports/base/secret.h"
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -33,6 +34,7 @@ static ssize_t read_line(int fd, const char *path, unsigned wait_ms, char *line,
 
 int ws_token_read_fd(int fd, const char *path, unsigned wait_ms, char **out, struct ws_error *err)
 {
+    ws_secret_leave_no_core();
     char line[WS_TOKEN_MOST + 2] = ""; /* an end of line and a 0 come behind */
     const ssize_t read = read_line(fd, path, wait_ms, line, sizeof(line) - 1, err);
     const size_t n = strcspn(line, "\r\n");
@@ -48,7 +50,7 @@ int ws_token_read_fd(int fd, const char *path, unsigned wait_ms, char **out, str
     else if (rc == 0 && n == 0)
         rc = ws_error_set(err, EINVAL, "the token file %s is empty; its first line is the token", path);
     line[n] = 0;
-    if (rc == 0 && !(*out = strdup(line)))
+    if (rc == 0 && !(*out = ws_secret_copy(line)))
         rc = ws_error_set(err, ENOMEM, "no memory for a token");
     explicit_bzero(line, sizeof(line));
     return rc;

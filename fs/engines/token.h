@@ -6,7 +6,7 @@
 #define WS_TOKEN_MOST 4095 /* bytes */
 
 /* below NULL: any file, for root, who could read it anyway. Else a folder: path must be a regular file below it,
- * wherever links in its name lead. *out is the caller's to free. -EPERM, -EINVAL: it is empty,
+ * wherever links in its name lead. *out is secret memory (secret.h), the caller's to free there. -EPERM, -EINVAL: it is empty,
  * -E2BIG: longer than any token, or errno. */
 WS_MUST_USE int ws_token_read(const char *path, const char *below, char **out, struct ws_error *err);
 /* The same from a descriptor that is open for reading, which this closes. A pipe was opened with O_NONBLOCK, and

@@ -3,6 +3,7 @@
 #include "fs/engines/token.h"
 #include "transports/base/log.h"
 #include "transports/base/number.h"
+#include "transports/base/secret.h"
 #include "transports/base/text.h"
 #include "transports/ipc/peer.h"
 #include <errno.h>
@@ -180,10 +181,12 @@ static int read_token(struct ws_mount_options *o, const char *value, const char 
     int rc = ws_token_read(value, NULL, &token, &o->why);
     if (rc < 0)
         return rc == -EINVAL ? -ENODATA : rc; /* -EINVAL would be said of the option's form */
-    *out = keep(o, token);
-    explicit_bzero(token, strlen(token));
-    free(token);
-    return *out ? 0 : -ENOMEM;
+    if (o->n_tokens == sizeof(o->tokens) / sizeof(o->tokens[0])) {
+        ws_secret_free(token);
+        return -E2BIG;
+    }
+    *out = o->tokens[o->n_tokens++] = token;
+    return 0;
 }
 
 static int set_token_file(struct ws_mount_options *o, const char *value)
@@ -242,6 +245,13 @@ static int set_verify(struct ws_mount_options *o, const char *value)
 {
     o->store.verify_imported = strcmp(value, "imported") == 0;
     return o->store.verify_imported ? 0 : -EINVAL;
+}
+
+/* Keys are read when the options are parsed, as tokens are. */
+static int add_verify_key(struct ws_mount_options *o, const char *value)
+{
+    int rc = ws_trust_add(&o->trust, value, &o->why);
+    return rc == -EINVAL ? -ENODATA : rc; /* -EINVAL would be said of the option's form */
 }
 
 #define SET_FLAG(name, field)                                                                                \
@@ -316,6 +326,10 @@ static const struct {
     {"cert-file", "FILE", set_cert_file, "client certificate for https sources"},
     {"key-file", "FILE", set_key_file, "its private key"},
     {"verify", "imported", set_verify, "rehash also what a unix: source hands over by descriptor"},
+    {"verify-key", "[MODEL=]FILE:...", add_verify_key,
+     "take only versions that were signed with one of these public keys (wsync key new), from whatever "
+     "source: for "
+     "all models, or for MODEL alone; given again it adds keys. Default: signatures are not looked at"},
     {"allow_other", NULL, set_allow_other, "let other users read (the default for root)"},
     {"no_allow_other", NULL, set_no_allow_other, "only this user"},
     {"group", "GROUP", set_group,
@@ -564,15 +578,14 @@ int ws_mount_options_add_sources(const struct ws_mount_options *o, struct ws_sto
 
 void ws_mount_options_release(struct ws_mount_options *o)
 {
-    for (size_t i = 0; i < o->n_strings; i++) {
-        explicit_bzero(o->strings[i], strlen(o->strings[i]));
+    for (size_t i = 0; i < o->n_strings; i++)
         free(o->strings[i]);
-    }
-    o->n_strings = 0;
+    for (size_t i = 0; i < o->n_tokens; i++)
+        ws_secret_free(o->tokens[i]);
     for (size_t i = 0; i < WS_MAX_SOURCES; i++) {
-        if (o->source_tokens[i])
-            explicit_bzero(o->source_tokens[i], strlen(o->source_tokens[i]));
-        free(o->source_tokens[i]);
+        ws_secret_free(o->source_tokens[i]);
         o->source_tokens[i] = NULL;
     }
+    o->n_strings = o->n_tokens = 0;
+    ws_trust_reset(&o->trust);
 }

@@ -25,11 +25,14 @@ struct ws_mount_options {
     bool has_mode, has_gid;             /* were given */
     const char *group;                  /* of group=; NULL: none */
     struct ws_tcp_server_options serve; /* listen NULL: it serves no other mounts */
+    struct ws_trust trust;              /* verify-key=; the store's options lead to it */
     char *strings[32];                  /* owned: what the pointers above lead to */
     size_t n_strings;
-    char *source_tokens
-        [WS_MAX_SOURCES]; /* of the sources that have one of their own, in their order; else NULL */
-    struct ws_error why;  /* of the last option that was refused, where it says more than an errno */
+    char *tokens[8]; /* the same, in secret memory */
+    size_t n_tokens;
+    /* in secret memory: of the sources that have one of their own, in their order; else NULL */
+    char *source_tokens[WS_MAX_SOURCES];
+    struct ws_error why; /* of the last option that was refused, where it says more than an errno */
 };
 
 /* Defaults for this user. */

@@ -31,10 +31,12 @@ static int on_block(void *arg, size_t file, size_t block, uint64_t hash)
     struct ws_version *v = b->version;
     const struct ws_manifest_file *f = &b->manifest->files[file];
     const uint64_t len = ws_manifest_block_bytes(f, block);
+    const unsigned char *bytes =
+        (unsigned char *)ws_region_data(ws_content_region(v, file)) + block * WS_BLOCK_BYTES;
 
     atomic_fetch_add(&v->moved_bytes, len);
     atomic_fetch_add(&v->store->moved_bytes, len);
-    if (hash != f->hashes[block]) {
+    if (hash != f->hashes[block] || !ws_content_is_as_signed(v, file, block, bytes)) {
         atomic_fetch_add(&v->bad_blocks, 1);
         atomic_fetch_add(&v->store->bad_blocks, 1);
         return ++b->n_bad < WS_BLOCK_TRIES ? 0 : -EBADMSG;

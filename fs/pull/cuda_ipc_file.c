@@ -1,4 +1,5 @@
 #include "fs/pull/cuda_ipc_file.h"
+#include "fs/store/content.h"
 #include "fs/store/poller.h"
 #include "fs/store/state.h"
 #include <errno.h>
@@ -10,6 +11,8 @@ static struct ws_poller *find_sharer(struct ws_version *v)
     struct ws_store *s = v->store;
     struct ws_poller *p = NULL;
 
+    if (ws_version_must_be_signed(v)) /* what an engine takes from a GPU this mount cannot check */
+        return NULL;
     pthread_mutex_lock(&s->lock);
     for (unsigned i = 0; !p && i < WS_MAX_SOURCES; i++)
         if (s->pollers[i] && s->pollers[i]->up && (v->on_gpus & ws_bit(i)))

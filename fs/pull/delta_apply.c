@@ -4,6 +4,7 @@
  * fetched. */
 #include "fs/pull/delta_apply.h"
 #include "fs/pull/delta_plan.h"
+#include "fs/pull/signatures.h"
 #include "fs/store/cache_budget.h"
 #include "fs/store/content.h"
 #include "fs/store/model.h"
@@ -31,9 +32,11 @@ struct ws_delta_apply {
     const struct ws_manifest *manifest;
     struct ws_delta_plan plan;
     struct ws_delta *chain[WS_MAX_DELTA_CHAIN]; /* by step */
-    size_t *base_file;                          /* of each file: its number in the base, or NONE */
-    atomic_uchar **tried;                       /* a byte a block: it was patched, or that failed */
-    const char *transport;                      /* guarded by selection->lock */
+    struct ws_delta_proof
+        *proofs[WS_MAX_DELTA_CHAIN]; /* by step, where versions must be signed; NULL: none came */
+    size_t *base_file;               /* of each file: its number in the base, or NONE */
+    atomic_uchar **tried;            /* a byte a block: it was patched, or that failed */
+    const char *transport;           /* guarded by selection->lock */
     _Atomic(uint64_t) patched_bytes, patched_ns;
     _Atomic(uint64_t) budget_bytes; /* for records that are still to come */
     pthread_mutex_t budget_lock;    /* for borrowing more; taken alone */
@@ -103,8 +106,10 @@ void ws_delta_apply_free(struct ws_delta_apply *p)
 {
     if (!p)
         return;
-    for (size_t i = 0; i < p->plan.n_steps; i++)
+    for (size_t i = 0; i < p->plan.n_steps; i++) {
         ws_delta_put(p->chain[i]);
+        ws_delta_proof_free(p->proofs[i]);
+    }
     for (size_t i = 0; p->tried && i < p->manifest->n_files; i++)
         free(p->tried[i]);
     free(p->tried);
@@ -146,7 +151,23 @@ static const unsigned char *base_data(const struct ws_delta_apply *p, size_t fil
     return ws_region_data(ws_content_region(p->plan.copied, p->base_file[file])) + block * WS_BLOCK_BYTES;
 }
 
-/* Makes the block with those deltas of the chain that are here. */
+/* Do the records of the block make what was signed? The base was verified when it came, so it is enough that each
+ * step has the signed record, or none where none was signed. Records are checked here, whoever brought them when. */
+static bool are_signed(const struct ws_delta_apply *p, size_t file, size_t block,
+                       const struct ws_delta_record *const *records)
+{
+    bool all = true;
+
+    if (!ws_version_must_be_signed(p->version))
+        return true;
+    for (size_t i = 0; all && i < p->plan.n_steps; i++)
+        all = p->proofs[i] && (records[i] ? ws_delta_proof_has(p->proofs[i], records[i])
+                                          : !ws_delta_proof_names(p->proofs[i], file, block));
+    return all;
+}
+
+/* Makes the block with those deltas of the chain that are here. One that has the hash of the base's in both
+ * manifests, which are signed where they must be, is the base's. */
 static bool make_block(struct ws_delta_apply *p, struct ws_patcher *patcher, size_t file, size_t block)
 {
     const struct ws_manifest_file *f = &p->manifest->files[file];
@@ -163,6 +184,8 @@ static bool make_block(struct ws_delta_apply *p, struct ws_patcher *patcher, siz
         records[i] = same || !p->chain[i] ? NULL : ws_delta_at(p->chain[i], file, block);
         based = based || (records[i] && records[i]->kind == WS_DELTA_BLOCK);
     }
+    if (!same && !are_signed(p, file, block, records))
+        return false;
     if (!based || ws_patcher_block(patcher, dst, base_data(p, file, block), len, records, n, &hash, NULL) < 0)
         return false;
     atomic_fetch_add(&p->patched_bytes, len);
@@ -441,6 +464,50 @@ static int add_delta(struct ws_delta_apply *p, size_t i)
     return 0;
 }
 
+/* --- signatures --- */
+
+/* Has the delta a proof that leads on from the step before, or from the base? */
+static bool follows(const struct ws_delta_apply *p, size_t i)
+{
+    unsigned char id[WS_HASH_BYTES];
+    const struct ws_delta_proof *proof = p->proofs[i];
+
+    if (i > 0)
+        memcpy(id, p->proofs[i - 1]->target_id, sizeof(id));
+    else
+        ws_manifest_id(p->plan.base, id);
+    if (memcmp(id, proof->base_id, sizeof(id)) != 0)
+        return false;
+    ws_manifest_id(p->manifest, id);
+    return i + 1 < p->plan.n_steps || memcmp(id, proof->target_id, sizeof(id)) == 0;
+}
+
+/* Gets the proof of a delta before its records are read, so that each is checked before its block is shown. False:
+ * there is none, and the delta is not used. */
+static bool prove(struct ws_delta_apply *p, size_t i)
+{
+    const struct ws_version *v = p->version;
+    struct ws_error err = {0};
+    int rc = 0;
+
+    if (!ws_version_must_be_signed(v))
+        return true;
+    if (i > 0 && !p->proofs[i - 1])
+        return false;
+    rc = ws_signatures_get_delta(p->selection, &p->plan.steps[i].entry.link, &p->proofs[i], &err);
+    if (rc == 0 && !follows(p, i)) {
+        rc = ws_error_set(&err, EBADMSG, "the signature of a delta is that of other versions");
+        ws_delta_proof_free(p->proofs[i]);
+        p->proofs[i] = NULL;
+    }
+    if (rc < 0) {
+        ws_log(WS_LOG_INFO, "store", "delta not taken model=%s version=%lu errno=%s error=\"%s\"",
+               v->model->name, v->number, ws_errno_name(-rc), err.text);
+        record_error(p, &err);
+    }
+    return rc == 0;
+}
+
 /* --- the whole --- */
 
 static bool fetch_chain(struct ws_delta_apply *p)
@@ -455,6 +522,7 @@ static bool fetch_chain(struct ws_delta_apply *p)
     }
     atomic_store(&p->version->way_chosen, true);
     for (size_t i = 0; i < p->plan.n_steps; i++) {
+        whole = whole && prove(p, i);
         if (p->plan.steps[i].held || !p->chain[i])
             continue;
         whole = whole && fetch_delta(p, i);

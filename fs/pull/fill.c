@@ -2,6 +2,7 @@
 #include "fs/pull/broadcast.h"
 #include "fs/pull/delta_apply.h"
 #include "fs/pull/delta_bases.h"
+#include "fs/pull/signatures.h"
 #include "fs/pull/transfer.h"
 #include "fs/store/cache_budget.h"
 #include "fs/store/content.h"
@@ -105,6 +106,8 @@ int ws_fill_run(struct ws_source_select *sel, const atomic_int *priority, char h
             rc = ws_delta_apply_result(apply, err);
     }
     ws_delta_apply_free(apply);
+    if (rc == 0 && ws_content_bytes(v) < ((struct ws_manifest *)atomic_load(&v->manifest))->total_bytes)
+        rc = ws_signatures_get_tree(sel, err);
     if (rc == 0 && !by_delta)
         ws_pull_broadcast(sel, priority, broadcast);
     by_broadcast = atomic_load(&v->moved_bytes) - before;

@@ -1,4 +1,5 @@
 #include "fs/pull/metadata.h"
+#include "fs/pull/signatures.h"
 #include "fs/store/content.h"
 #include "fs/store/waiters.h"
 #include "transports/protocol/source.h"
@@ -14,6 +15,11 @@ static int use_manifest(void *arg, struct ws_source_attempt *attempt, struct ws_
 
     if (rc < 0)
         return rc;
+    rc = ws_signatures_check_manifest(v, m, err);
+    if (rc < 0) {
+        ws_manifest_free(m);
+        return rc;
+    }
     pthread_mutex_lock(&v->store->lock);
     rc = ws_content_set_manifest(v, m, err);
     pthread_mutex_unlock(&v->store->lock);
@@ -34,6 +40,7 @@ int ws_metadata_manifest(struct ws_source_select *sel, struct ws_error *err)
 }
 
 struct header {
+    struct ws_version *version;
     const struct ws_manifest *manifest;
     size_t file;
     unsigned char *bytes; /* its blocks, in memory of their own */
@@ -46,7 +53,8 @@ static int on_header_block(void *arg, size_t block, uint64_t hash)
 {
     struct header *h = arg;
 
-    h->n_good += hash == h->manifest->files[h->file].hashes[block];
+    h->n_good += hash == h->manifest->files[h->file].hashes[block] &&
+                 ws_content_is_as_signed(h->version, h->file, block, h->bytes + block * WS_BLOCK_BYTES);
     return 0;
 }
 
@@ -85,7 +93,8 @@ static int get_header(struct ws_source_select *sel, size_t file, struct ws_error
     const struct ws_manifest *m = atomic_load(&v->manifest);
     const size_t n = ws_content_header_blocks(&m->files[file]) * WS_BLOCK_BYTES;
     struct ws_source_attempt attempt = {.needs_whole = true};
-    struct header h = {.manifest = m, .file = file, .bytes = malloc(n), .came_ns = &sel->came_ns};
+    struct header h = {
+        .version = v, .manifest = m, .file = file, .bytes = malloc(n), .came_ns = &sel->came_ns};
     int rc;
 
     if (!h.bytes)
@@ -107,8 +116,11 @@ int ws_metadata_headers(struct ws_source_select *sel, struct ws_error *err)
     for (size_t i = 0; i < m->n_files && rc == 0; i++) {
         const struct ws_manifest_file *f = &m->files[i];
         if (f->header_bytes && !atomic_load(&v->files[i].header) &&
-            !ws_content_has(v, i, 0, ws_content_header_blocks(f)))
-            rc = get_header(sel, i, err);
+            !ws_content_has(v, i, 0, ws_content_header_blocks(f))) {
+            rc = ws_signatures_get_tree(sel, err);
+            if (rc == 0)
+                rc = get_header(sel, i, err);
+        }
     }
     if (rc == 0)
         ws_waiters_wake(v);

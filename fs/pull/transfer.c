@@ -298,7 +298,9 @@ static int on_block(void *arg, size_t block, uint64_t hash)
     struct ws_version *v = t->version;
     const struct ws_manifest_file *f = &t->manifest->files[l->extent.file];
     struct block *b = &t->blocks[l->extent.file][block];
-    bool good = hash == f->hashes[block];
+    const unsigned char *bytes =
+        (unsigned char *)ws_region_data(ws_content_region(v, l->extent.file)) + block * WS_BLOCK_BYTES;
+    bool good = hash == f->hashes[block] && ws_content_is_as_signed(v, l->extent.file, block, bytes);
     uint64_t len = ws_manifest_block_bytes(f, block);
     struct ws_error err;
     int rc;
@@ -315,9 +317,10 @@ static int on_block(void *arg, size_t block, uint64_t hash)
             pthread_cond_broadcast(&t->selection->changed);
     } else if (++b->tries >= WS_BLOCK_TRIES) {
         ws_error_set(&err, EBADMSG,
-                     "block %zu of %s/%lu/%s came %d times with bytes that are not the manifest's; "
+                     "block %zu of %s/%lu/%s came %d times with bytes that are not the %s; "
                      "check the source and the network to it",
-                     block, v->model->name, v->number, f->name, WS_BLOCK_TRIES);
+                     block, v->model->name, v->number, f->name, WS_BLOCK_TRIES,
+                     hash == f->hashes[block] ? "signed ones" : "manifest's");
         end_with(t, -EBADMSG, &err);
     }
     rc = t->rc;

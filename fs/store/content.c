@@ -3,6 +3,7 @@
  * takes a tenth of a second, too long to hold store->lock. */
 #include "fs/store/content.h"
 #include "fs/store/offers.h"
+#include "transports/sign/tree.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -57,7 +58,25 @@ void ws_content_free(struct ws_version *v)
         free(v->files[i].here);
     }
     free(v->files);
+    ws_tree_free(atomic_load(&v->tree));
     ws_manifest_free(m);
+}
+
+/* --- signatures --- */
+
+bool ws_version_must_be_signed(const struct ws_version *v)
+{
+    return v->store->options.trust != NULL;
+}
+
+bool ws_content_is_as_signed(struct ws_version *v, size_t file, size_t block, const void *bytes)
+{
+    const struct ws_manifest *m = atomic_load(&v->manifest);
+    const struct ws_tree *tree = atomic_load_explicit(&v->tree, memory_order_acquire);
+
+    if (!ws_version_must_be_signed(v))
+        return true;
+    return tree && ws_tree_has(tree, file, block, bytes, ws_manifest_block_bytes(&m->files[file], block));
 }
 
 /* --- blocks --- */

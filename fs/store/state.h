@@ -27,6 +27,7 @@ struct ws_handover;
 struct ws_report;
 struct ws_offer;
 struct ws_model_prefs;
+struct ws_tree;
 
 /* One file of a version: which of its blocks are here, and where. */
 struct ws_file_state {
@@ -58,6 +59,8 @@ struct ws_version {
     /* set once, files before manifest */
     struct ws_file_state *files;
     _Atomic(struct ws_manifest *) manifest;
+    _Atomic(struct ws_tree *)
+        tree; /* of its blocks, checked; NULL: not asked for, or it need not be signed */
     /* counted by lanes */
     _Atomic(uint64_t) moved_bytes, bad_blocks;
     /* guarded by store->lock */

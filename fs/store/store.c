@@ -13,6 +13,7 @@
 #include "transports/base/cpu_features.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
+#include "transports/base/secret.h"
 #include "transports/memory/available.h"
 #include <assert.h>
 #include <errno.h>
@@ -28,6 +29,8 @@
 
 /* --- options --- */
 
+#define TOKEN 0
+
 static char **option_strings(struct ws_source_options *o, unsigned i)
 {
     const char **strings[] = {&o->token, &o->ca_file, &o->cert_file, &o->key_file, &o->mount_id};
@@ -38,7 +41,30 @@ static char **option_strings(struct ws_source_options *o, unsigned i)
 static void free_options(struct ws_store_options *o)
 {
     for (unsigned i = 0; option_strings(&o->source, i); i++)
-        free(*option_strings(&o->source, i));
+        if (i != TOKEN)
+            free(*option_strings(&o->source, i));
+    ws_secret_free(*option_strings(&o->source, TOKEN));
+    if (o->trust) {
+        struct ws_trust *own = (struct ws_trust *)(uintptr_t)o->trust; /* made by copy_options */
+        ws_trust_reset(own);
+        free(own);
+    }
+}
+
+/* The store's own: threads of pulls may outlive the caller's. Memory that a source could still write is not taken
+ * where versions must be signed. */
+static int copy_trust(struct ws_store_options *o, struct ws_error *err)
+{
+    const struct ws_trust *from = o->trust;
+    struct ws_trust *own;
+
+    if (!from)
+        return 0;
+    o->trust = own = calloc(1, sizeof(*own));
+    o->own_memory = true;
+    return own && ws_trust_copy(from, own) == 0
+               ? 0
+               : ws_error_set(err, ENOMEM, "out of memory for the options of a store");
 }
 
 static int copy_options(struct ws_store_options *o, const struct ws_store_options *from, struct ws_error *err)
@@ -48,9 +74,11 @@ static int copy_options(struct ws_store_options *o, const struct ws_store_option
     *o = *from;
     for (unsigned i = 0; option_strings(&o->source, i); i++) {
         char **string = option_strings(&o->source, i);
-        if (*string && !(*string = strdup(*string)))
+        if (*string && !(*string = i == TOKEN ? ws_secret_copy(*string) : strdup(*string)))
             rc = ws_error_set(err, ENOMEM, "out of memory for the options of a store");
     }
+    if (copy_trust(o, err) < 0)
+        rc = -ENOMEM;
     if (!o->cache_bytes)
         o->cache_bytes = ws_cache_budget_default(ws_memory_available(NULL));
     if (!o->keep)

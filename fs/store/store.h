@@ -16,6 +16,7 @@
 #include "transports/format/manifest.h"
 #include "transports/memory/region.h"
 #include "transports/protocol/source.h"
+#include "transports/sign/trust.h"
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -41,8 +42,9 @@ struct ws_store_options {
     int nice;                        /* of all background threads */
     unsigned deadline_ms;            /* for a pull without progress; 0: WS_READ_DEADLINE_MS */
     uint64_t delta_cache_bytes;      /* for the deltas of each model; 0: versions are always pulled whole */
-    bool own_memory;                 /* copy, never map the source's memory (link mode) */
-    bool verify_imported;            /* hash mapped memory before the version is READY */
+    const struct ws_trust *trust; /* versions must be signed by one of these keys; NULL: need not; copied */
+    bool own_memory;              /* copy, never map the source's memory (link mode) */
+    bool verify_imported;         /* hash mapped memory before the version is READY */
     struct ws_transport_prefs transport_prefs; /* of models that have none of their own */
     unsigned device;                           /* of this mount, in a broadcast */
     struct ws_speeds speeds;                   /* for the cost model; all 0: as measured */
@@ -116,6 +118,8 @@ uint64_t ws_version_serial(const struct ws_version *v); /* unique in the mount's
 struct ws_version *ws_version_by_serial(struct ws_store *s, uint64_t serial); /* reference or NULL */
 struct ws_model *ws_version_model(const struct ws_version *v);                /* borrowed */
 uint64_t ws_version_number(const struct ws_version *v);
+/* Must a key of the store's trust have signed it? Takes no lock. */
+bool ws_version_must_be_signed(const struct ws_version *v);
 const char *ws_version_lineage(const struct ws_version *v);
 void ws_version_name(struct ws_version *v, char out[WS_MAX_NAME + 1]); /* its directory name now */
 enum ws_version_state ws_version_state(struct ws_version *v);
@@ -204,6 +208,11 @@ void ws_store_drain(struct ws_store *s, unsigned timeout_ms);
  * transports/protocol/api.h; body NULL: GET. -ENOENT: no source of the model is an agent. */
 WS_MUST_USE int ws_model_query(struct ws_model *m, const char *path, const json_t *body, json_t **reply,
                                struct ws_error *err);
+
+/* Asks the sources that list the model for a signature (transports/sign/proof_path.h), until one has it. -EAGAIN: one
+ * of them is making it. */
+WS_MUST_USE int ws_model_query_signature(struct ws_model *m, const char *path, json_t **reply,
+                                         struct ws_error *err);
 
 /* --- events --- */
 /* What listeners are told, on store threads and without a lock held, after it has happened. */

@@ -1,4 +1,5 @@
 #include "fs/switch/external_loaded.h"
+#include "fs/switch/freshness.h"
 #include "fs/switch/presence.h"
 #include "fs/switch/settings.h"
 #include <errno.h>
@@ -36,6 +37,7 @@ int ws_external_loaded(struct ws_control *c, struct ws_controller *ctl, struct w
                         id.version, engine ? engine : "all");
     if (all) {
         ws_model_set_current(m, v);
+        ws_freshness_record(c, ctl, v);
         ws_controller_event(c, ctl, "switched model=%s version=%" PRIu64 " external", ctl->name, id.version);
         ws_presence_report(c, ctl, m, &id, "loaded", NULL);
         ws_settings_save(c);

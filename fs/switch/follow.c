@@ -176,7 +176,7 @@ static void switch_all(void *arg)
 {
     struct follow_job *job = arg;
     struct ws_control *c = job->control;
-    const struct ws_switch_options o = {0};
+    const struct ws_switch_options o = {.is_followed = true};
     struct ws_error err = {0};
     int rc = job->release ? preflight_all(job, &err) : 0;
     if (rc == 0)
@@ -184,7 +184,7 @@ static void switch_all(void *arg)
     for (size_t i = 0; rc < 0 && rc != -EBUSY && i < job->n; i++) {
         const struct ws_switch_item *p = &job->items[i];
         const struct ws_version_id to = ws_version_id(p->version);
-        if (may_come(rc, job) || (job->release && rc != -EPROTO))
+        if (may_come(rc, job) || (job->release && rc != -EPROTO && rc != -EPERM))
             record_retry(c, p);
         else
             record_done(c, p, job->release);
@@ -374,7 +374,7 @@ static int prepare_release(struct ws_control *c, const struct ws_switch_item *p,
 static int prepare_item(const struct follow_job *job, struct ws_switch_item *p, struct ws_error *err)
 {
     struct ws_control *c = job->control;
-    const struct ws_switch_options o = {.deadline_s = PREPARE_S};
+    const struct ws_switch_options o = {.deadline_s = PREPARE_S, .is_followed = true};
     p->version = find_when_whole(c, p->model, &job->to, err);
     if (!p->version)
         return -err->code; /* an old version, as one that went before this mount heard of the release */

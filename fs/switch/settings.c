@@ -141,7 +141,7 @@ static bool is_set(struct ws_control *c, const struct ws_controller *ctl)
     struct ws_transport_prefs strategies;
     pthread_mutex_lock(&c->lock);
     const bool it_is = ctl->policy != policy || ctl->commit != WS_COMMIT_ALL || ctl->added || ctl->engines ||
-                       ctl->target.lineage[0] || ctl->inherited_release || ctl->pins.len;
+                       ctl->target.lineage[0] || ctl->inherited_release || ctl->pins.len || ctl->signed_ns;
     pthread_mutex_unlock(&c->lock);
     return it_is || ws_transport_prefs_get(c->store, ctl->name, &strategies);
 }
@@ -179,6 +179,8 @@ static void print_controller(struct ws_control *c, struct ws_controller *ctl, bo
         print_released(desired.released_by, &desired.released, f);
     else if (ctl->inherited_release)
         print_released(ctl->inherited_release, &ctl->inherited, f);
+    if (ctl->signed_ns)
+        fprintf(f, "signed %" PRIu64 "\n", ctl->signed_ns);
     if (worst)
         fprintf(f, "%*s\n", WORST_BYTES, "");
     for (size_t i = 0; i < ctl->pins.len; i++)
@@ -368,6 +370,8 @@ static bool parse_line(struct ws_control *c, struct ws_controller *ctl, const ch
                parse_version_id(line, &ctl->inherited);
     } else if (strncmp(line, "pin ", 4) == 0) {
         return parse_version_id(line + 4, &pin) && ws_pins_append(&ctl->pins, pin) == 0;
+    } else if (strncmp(line, "signed ", 7) == 0) {
+        return ws_text_u64(line + 7, &ctl->signed_ns) == 0;
     } else if (strcmp(line, "switching") == 0) {
         each_engine(ctl, NULL, ws_condition_restore_uncertain);
     } else {

@@ -12,6 +12,7 @@
  *     doubted a                  uncertain: a switch had it, or left it: it is brought to `current`
  *     current 42 RUN            also what the first switch ever goes to, while it runs
  *     pin 41 RUN
+ *     signed 1700000000000000000 time of the youngest signed version that was current: none older is followed to
  *     end 0123456789abcdef       XXH3 of what is before
  *
  * An older daemon's `switching` is `doubted` for each engine of the model. Written whole to a file beside it

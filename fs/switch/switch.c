@@ -28,6 +28,7 @@
 /* clang-format on */
 #include "fs/switch/switch.h"
 #include "fs/switch/engine_steps.h"
+#include "fs/switch/freshness.h"
 #include "fs/switch/gate.h"
 #include "fs/switch/peer_mounts.h"
 #include "fs/switch/presence.h"
@@ -256,6 +257,8 @@ static int fetch_served(void *arg, struct ws_version *served, struct ws_error *e
 static int prepare(struct ws_switch_run *r, const struct ws_switch_item *p, struct ws_error *err)
 {
     int rc = pull(r, p->version, WS_PRIORITY_SWITCH, err);
+    if (rc == 0 && r->options->is_followed)
+        rc = ws_freshness_check(r->control, p->controller, p->version, err);
     if (rc == 0 && !r->options->force_layout)
         rc = ws_gate_check(
             &(struct ws_gate){.model = p->model, .version = p->version, .fetch = fetch_served, .arg = r},
@@ -452,6 +455,7 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_item *items, size_t n,
     for (size_t i = 0; rc == 0 && i < n; i++) {
         unsigned serving = n_serving(&r, items[i].controller);
         ws_model_set_current(items[i].model, items[i].version);
+        ws_freshness_record(c, items[i].controller, items[i].version);
         ws_controller_event(
             c, items[i].controller, "switched model=%s version=%" PRIu64 " run=%s engines=%u seconds=%.3f",
             ws_model_name(items[i].model), ws_version_number(items[i].version),
@@ -492,6 +496,7 @@ int ws_switch_restore(struct ws_control *c, struct ws_switch_item *item, struct 
                 : ws_error_set(err, EEXIST, "%s was switched meanwhile", item->controller->name);
     if (rc == 0) {
         ws_model_set_current(item->model, item->version);
+        ws_freshness_record(c, item->controller, item->version);
         pthread_mutex_lock(&c->lock);
         item->controller->target.lineage[0] = 0;
         pthread_mutex_unlock(&c->lock);

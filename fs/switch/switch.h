@@ -13,6 +13,7 @@ void ws_switch_item_release(struct ws_switch_item *item); /* puts model and vers
 
 struct ws_switch_options {
     bool force_layout;         /* the gate is left out */
+    bool is_followed;          /* no operator commands it: not to a version that is older (freshness.h) */
     bool wait;                 /* for a switch that runs, instead of EBUSY */
     unsigned deadline_s;       /* 0: WS_SWITCH_DEADLINE_S; a rollback has its own time */
     const atomic_bool *cancel; /* the writer was interrupted; may be NULL */

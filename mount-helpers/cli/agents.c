@@ -1,4 +1,5 @@
 #include "mount-helpers/cli/agents.h"
+#include "transports/base/secret.h"
 #include "transports/ipc/peer.h"
 #include "transports/transport.h"
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 
 struct ws_source *agents_open(const struct cli_args *args)
 {
-    char *token = cli_has(args, "token-file") ? cli_read_secret(cli_get(args, "token-file")) : NULL;
+    char *token = cli_has(args, "token-file") ? cli_read_token(cli_get(args, "token-file")) : NULL;
     struct ws_ipc_account account = {0};
     struct ws_error err;
     if (cli_has(args, "agent-user") && ws_ipc_account_parse(cli_get(args, "agent-user"), &account, &err) < 0)
@@ -23,9 +24,7 @@ struct ws_source *agents_open(const struct cli_args *args)
                                               .key_file = cli_get(args, "key-file")};
     struct ws_source *s;
     int rc = ws_source_open(ws_agent_address(cli_get(args, "agent")), &options, &s, &err);
-    if (token)
-        explicit_bzero(token, strlen(token));
-    free(token);
+    ws_secret_free(token);
     if (rc < 0)
         exit(cli_usage("%s", err.text));
     return s;

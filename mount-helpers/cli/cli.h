@@ -40,7 +40,7 @@ struct cli_command {
 
 extern const struct cli_command cmd_agent, cmd_publish, cmd_mount, cmd_umount, cmd_export, cmd_ls, cmd_status,
     cmd_events, cmd_load, cmd_release, cmd_sync, cmd_pull, cmd_wait, cmd_verify, cmd_inspect, cmd_diff,
-    cmd_save, cmd_engine, cmd_bench, cmd_doctor;
+    cmd_save, cmd_engine, cmd_bench, cmd_doctor, cmd_key;
 
 /* Last value of an option, or NULL; all values with cli_nth. Switches give "". */
 const char *cli_get(const struct cli_args *args, const char *option);
@@ -57,8 +57,9 @@ const char *cli_command_name(void); /* of the command that runs */
 /* "wsync publish: sentence" on stderr; returns CLI_FAILED or CLI_USAGE. */
 __attribute__((format(printf, 1, 2))) int cli_fail(const char *format, ...);
 __attribute__((format(printf, 1, 2))) int cli_usage(const char *format, ...);
-/* First line of a file or pipe without its newline (tokens); malloc'ed. Exits with a sentence on failure. */
-char *cli_read_secret(const char *path);
+/* First line of a file or pipe without its newline (tokens), in secret memory (secret.h). Exits with a sentence on
+ * failure. */
+char *cli_read_token(const char *path);
 /* Blocks until SIGINT or SIGTERM. To be called after cli_block_signals in main thread. */
 void cli_block_signals(void);
 int cli_wait_signal(void);

@@ -52,7 +52,7 @@ double cli_now(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-char *cli_read_secret(const char *path)
+char *cli_read_token(const char *path)
 {
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     struct ws_error err;

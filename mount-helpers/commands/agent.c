@@ -2,10 +2,13 @@
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/api/agent_address.h"
 #include "fs/switch/settings.h"
+#include "mount-helpers/cli/capabilities.h"
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/systemd.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
+#include "transports/base/secret.h"
+#include "transports/memory/region.h"
 #include <errno.h>
 #include <grp.h>
 #include <stdio.h>
@@ -46,6 +49,8 @@ static const struct cli_option options[] = {
     {"primary-ca", 0, "FILE", "with --primary: trust this CA's certificates (PEM) for https"},
     {"primary-cert", 0, "FILE", "with --primary: show this client certificate"},
     {"primary-key", 0, "FILE", "with --primary: its private key"},
+    {"sign-key", 0, "FILE",
+     "sign each version with this secret key (wsync key new), for mounts with verify-key="},
     {"memory", 'm', "SIZE", "budget of all slots; default: what the machine and its cgroups allow"},
     {"slots", 0, "N",
      "most slots of one model; default 4: two, and those that readers on this host keep. These get the "
@@ -130,6 +135,28 @@ static void drop_listeners(struct ws_astraflow_options *all, size_t n)
     }
 }
 
+/* What root's agent needs once it serves. The huge-page tmpfs for versions, and a socket for another group, want more,
+ * so both are prepared here. A GPU's library may lock memory. */
+static void drop_capabilities(const struct ws_agent_options *o)
+{
+    const char *const read[] = {o->tcp.access.tokens_file, o->tcp.tls_cert_file,
+                                o->tcp.tls_key_file,       o->tcp.tls_client_ca_file,
+                                o->primary_access.ca_file, o->primary_access.cert_file,
+                                o->primary_access.key_file};
+    uint64_t keep = o->broadcast ? CAPABILITY(CAP_IPC_LOCK) : 0;
+    keep |= capabilities_for_listening(o->tcp.listen) | capabilities_for_folder(o->archive, "v1");
+    keep |= capabilities_for_path(o->socket, W_OK);
+    for (size_t i = 0; i < sizeof(read) / sizeof(read[0]); i++)
+        keep |= capabilities_for_path(read[i], R_OK);
+    for (size_t i = 0; i < o->n_astraflow; i++)
+        keep |= capabilities_for_listening(o->astraflow[i].listen) |
+                capabilities_for_path(o->astraflow[i].state, W_OK);
+    (void)ws_region_tmpfs();
+    if (o->socket_gid != (gid_t)-1)
+        capabilities_join(o->socket_gid);
+    capabilities_drop(keep);
+}
+
 static int serve(const struct ws_agent_options *o)
 {
     struct ws_error err = {0};
@@ -139,6 +166,7 @@ static int serve(const struct ws_agent_options *o)
         return cli_fail("cannot make the folder of %s: %s; choose another --socket", o->socket,
                         strerror(errno));
     cli_block_signals();
+    drop_capabilities(o);
     if (ws_agent_new(&agent, o, &err))
         return cli_fail("%s", err.text);
     ws_log(WS_LOG_INFO, "agent", "serving http=%s port=%u socket=%s", o->tcp.listen ? o->tcp.listen : "none",
@@ -179,15 +207,20 @@ static int run(const struct cli_args *args)
         .nice = (int)cli_u64(args, "nice", 0),
     };
     const char *primary_token_file = cli_get(args, "primary-token-file");
-    char *primary_token = primary_token_file ? cli_read_secret(primary_token_file) : NULL;
+    char *primary_token = primary_token_file ? cli_read_token(primary_token_file) : NULL;
     if (cli_has(args, "print-routes")) {
         ws_agent_print_routes(stdout);
         return CLI_OK;
     }
     if (o.tcp.access.tokens_file && token_file)
         return cli_usage("--tokens has the tokens of all clients: give it or --token-file");
-    char *token = token_file ? cli_read_secret(token_file) : NULL;
+    char *token = token_file ? cli_read_token(token_file) : NULL;
 
+    struct ws_secret_key *sign_key = NULL;
+    struct ws_error err = {0};
+    if (cli_get(args, "sign-key") && ws_secret_key_read(cli_get(args, "sign-key"), &sign_key, &err) < 0)
+        return cli_fail("%s", err.text);
+    o.sign_key = sign_key;
     o.tcp.access.token = token;
     o.primary = cli_get(args, "primary");
     o.primary_access = (struct ws_source_options){
@@ -222,8 +255,9 @@ static int run(const struct cli_args *args)
     if (rc == CLI_OK)
         rc = serve(&o);
     drop_listeners(astraflow, o.n_astraflow);
-    free(token);
-    free(primary_token);
+    ws_secret_free(token);
+    ws_secret_free(primary_token);
+    ws_secret_key_free(sign_key);
     return rc;
 }
 

@@ -3,6 +3,7 @@
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/systemd.h"
 #include "transports/base/log.h"
+#include "transports/base/secret.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +26,7 @@ static const struct cli_option options[] = {
 static int run(const struct cli_args *args)
 {
     const char *listen = cli_get(args, "listen"), *key_file = cli_get(args, "api-key-file");
-    char *key = key_file ? cli_read_secret(key_file) : NULL;
+    char *key = key_file ? cli_read_token(key_file) : NULL;
     struct ws_reference_options o = {
         .listen = listen ? listen : "127.0.0.1:30000",
         .model_path = cli_get(args, "model-path"),
@@ -50,7 +51,7 @@ static int run(const struct cli_args *args)
     notify_ready();
     cli_wait_signal();
     ws_reference_free(engine);
-    free(key);
+    ws_secret_free(key);
     return CLI_OK;
 }
 

@@ -1,6 +1,7 @@
 /* wsync sync: engines load a path, without a mount. */
 #include "backends/trainer/wsync.h"
 #include "mount-helpers/cli/cli.h"
+#include "transports/base/secret.h"
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,14 +85,14 @@ static int run(const struct cli_args *args)
     if (!all)
         return cli_fail("no memory");
     int code = parse_engines(args, all);
-    char *token = code == CLI_OK && token_file ? cli_read_secret(token_file) : NULL;
-    char *admin_token = code == CLI_OK && admin_file ? cli_read_secret(admin_file) : NULL;
+    char *token = code == CLI_OK && token_file ? cli_read_token(token_file) : NULL;
+    char *admin_token = code == CLI_OK && admin_file ? cli_read_token(admin_file) : NULL;
     if (code == CLI_OK)
         code = sync_all(args, all, token, admin_token);
     for (size_t i = 0; i < all->n; i++)
         free(all->texts[i]);
-    free(token);
-    free(admin_token);
+    ws_secret_free(token);
+    ws_secret_free(admin_token);
     free(all);
     return code;
 }

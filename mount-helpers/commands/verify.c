@@ -6,6 +6,7 @@
 #include "transports/base/file.h"
 #include "transports/base/workers.h"
 #include "transports/format/manifest.h"
+#include "transports/sign/statement.h"
 #include "transports/simd/copy.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -20,6 +21,8 @@
 
 static const struct cli_option options[] = {
     {"mount", 'd', "DIR", "the mount; default $WSYNC_MOUNT, or the only one on this machine"},
+    {"key", 'k', "[MODEL=]FILE:...",
+     "fail unless one of these public keys (wsync key new) signed the manifest"},
     {"threads", 't', "N", "default: all cores", 0, CLI_MAX_THREADS},
     {"quiet", 'q', NULL, "print nothing but errors"},
     {0},
@@ -97,9 +100,37 @@ static int check_files(struct check *c, const struct cli_args *args)
     return code;
 }
 
+/* "signed by run (0123...)", where a key was given and did sign it; without one, which key it says. */
+static int check_signature(const struct ws_manifest *m, const struct cli_args *args, char *who, size_t cap)
+{
+    const struct ws_public_key *by;
+    struct ws_trust trust = {0};
+    struct ws_error err = {0};
+    const char *keys;
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && (keys = cli_nth(args, "key", i)); i++)
+        rc = ws_trust_add(&trust, keys, &err);
+    if (rc == 0 && trust.n)
+        rc = ws_manifest_check(m, &trust, &by, &err);
+    if (rc == 0 && trust.n)
+        snprintf(who, cap, "signed by %s (%s)", by->name, by->id);
+    else if (rc == 0 && m->signature)
+        snprintf(who, cap, "says to be signed by %.*s, not checked without --key", WS_KEY_ID_CHARS,
+                 m->signature);
+    else if (rc == 0)
+        snprintf(who, cap, "not signed");
+    ws_trust_reset(&trust);
+    return rc < 0 ? cli_fail("%s", err.text) : CLI_OK;
+}
+
 static int check_version(struct check *c, const struct cli_args *args)
 {
     const double start = cli_now();
+    char who[WS_KEY_NAME_CHARS + 80];
+    const int refused = check_signature(c->manifest, args, who, sizeof who);
+    if (refused != CLI_OK)
+        return refused;
     progress_start(&c->progress, cli_has(args, "quiet") ? NULL : "verifying");
     const int code = check_files(c, args);
     progress_end(&c->progress);
@@ -107,8 +138,9 @@ static int check_version(struct check *c, const struct cli_args *args)
         return cli_fail("%" PRIu64 " blocks of %s are wrong", c->bad, c->dir);
     double seconds = cli_now() - start;
     if (code == CLI_OK && !cli_has(args, "quiet"))
-        printf("%s: %zu files, %s, all blocks as published, digest %s, %s\n", c->dir, c->manifest->n_files,
-               cli_size(c->manifest->total_bytes), c->manifest->digest, cli_rate(c->done_bytes, seconds));
+        printf("%s: %zu files, %s, all blocks as published, digest %s, %s, %s\n", c->dir,
+               c->manifest->n_files, cli_size(c->manifest->total_bytes), c->manifest->digest, who,
+               cli_rate(c->done_bytes, seconds));
     return code;
 }
 
@@ -144,7 +176,11 @@ const struct cli_command cmd_verify = {
     .synopsis = "[OPTIONS] MODEL VERSION\n[OPTIONS] PATH",
     .description =
         "Reads every byte through the mount, the way an engine does, and compares each 4 MiB block "
-        "with the hash that the trainer's agent computed. Names the first bytes that differ.",
+        "with the hash that the trainer's agent computed. Names the first bytes that differ. Says who signed "
+        "the "
+        "manifest: with --key that is checked, and these hashes are the signer's; they detect damage, and it "
+        "is the "
+        "mount's verify-key= that compares the bytes themselves with what was signed.",
     .examples = "wsync verify actor 42\nwsync verify /wsync/actor/current/",
     .options = options,
     .min_words = 1,

@@ -265,4 +265,5 @@ def main():
             print("  skipped: the larger model takes 20 GiB of memory")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -7,8 +7,8 @@ from releases import *
 class Run:
     """An agent of a release, and the steps that it published."""
 
-    def __init__(self, release):
-        self.agent = release.Agent()
+    def __init__(self, release, *args):
+        self.agent = release.Agent(*args)
         self.folders, self.newest = {}, 0
         self.step()
 
@@ -112,3 +112,26 @@ def test_release(commands, agents):
         assert [e.serves() for e in engines.values()] == [str(version)] * 2
         assert [e.checksum() for e in engines.values()] == [sums[version]] * 2
         release.wsync("wait", "--agent", run.agent.url, "--loaded", "all", "--timeout", 60, "actor", version)
+
+
+def test_signed():
+    """a mount of an earlier release reads what is signed like anything else; what one that serves, or an agent of before, cannot show the
+    signature of, a mount with a key refuses"""
+    key = unique("key")
+    wsync("key", "new", "--out", key)
+    run = Run(NEW, "--sign-key", key)
+    for old in OLDER:
+        mount = old.Mount(run.agent.url, GUESSED)
+        same(mount, run.newest, run.folders[run.newest])
+        run.step()
+        same(mount, run.newest, run.folders[run.newest])
+        assert how(mount, run.newest)[0].startswith("tcp delta from"), how(mount, run.newest)
+        same(old.Mount(f"unix:{run.agent.sock}"), run.newest, run.folders[run.newest])
+        port = free_port()
+        same(old.Mount(run.agent.url, f"serve=127.0.0.1:{port}"), run.newest, run.folders[run.newest])
+        before = Run(old)
+        for url, version in (f"http://127.0.0.1:{port}", run.newest), (before.agent.url, 1), (f"unix:{before.agent.sock}", 1):
+            strict = NEW.Mount(url, f"verify-key={key}.pub")
+            strict.wait_version("actor", version)
+            assert strict.refused(f"pull {version}", "actor", "ctl") == "EBADMSG"
+            assert "is not signed" in strict.text("actor/last_error"), strict.text("actor/last_error")

@@ -5,9 +5,11 @@
 damaged, or a write was interrupted."""
 import errno
 import glob
+import grp
 import os
 import re
 import shutil
+import stat
 
 import pytest
 
@@ -203,6 +205,31 @@ def test_web_server():
     code, line = refused(fourth, 5)
     assert code == "ESTALE" and f"actor/4/model.safetensors: {url} answered 404" in line, (code, line)
     same(fourth, 2, run.folders[2])
+
+
+def test_readers():
+    "a web server of the archive's group reads it, and other users cannot: files are 0640, folders 0750 and of the folder's group"
+    if os.geteuid():
+        pytest.skip("only root starts a web server as another user")
+    archive = unique("archive")
+    os.mkdir(archive)
+    os.chown(archive, -1, grp.getgrnam("www-data").gr_gid)
+    os.chmod(archive, 0o2750)
+    run = Archived("--archive-every", "2", archive=archive)
+    run.steps(2)
+    within = [os.path.join(at, name) for at, folders, files in os.walk(archive) for name in folders + files]
+    modes = {path: (stat.filemode(s.st_mode), grp.getgrgid(s.st_gid).gr_name) for path in within for s in [os.stat(path)]}
+    wrong = {path: mode for path, mode in modes.items()
+             if mode != ("drwxr-s---" if os.path.isdir(path) else "-rw-r-----", "www-data")}
+    assert len(modes) > 10 and not wrong, wrong
+    os.chmod(TESTDIR, 0o755)
+    server = Nginx(f"root {archive};", user="nobody www-data")
+    mount = Mount(server.url)
+    mount.wait_version("actor", 2)
+    same(mount, 2, run.folders[2])
+    other = Nginx(f"root {archive};", user="nobody nogroup")
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(other.url + "/v1/models", timeout=20)
 
 
 def damage(path, at=0.5):

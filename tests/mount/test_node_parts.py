@@ -49,8 +49,9 @@ def say(ranks, command):
 class World:
     """Two agents with four ranks, and a fifth rank that has all tensors and publishes to a separate agent."""
 
-    def __init__(self, archive=False):
+    def __init__(self, archive=False, keys=()):
         need_fuse()
+        self.keys = keys
         self.archives = [unique("archive"), unique("archive")] if archive else []
         self.net = Network(("t0", "t1", *INFERENCE))
         self.token = unique("token")
@@ -71,7 +72,7 @@ class World:
                             port=port, sock=sock)
 
     def to_disk(self, i):
-        return ["--archive", self.archives[i]] if self.archives else []
+        return (["--archive", self.archives[i]] if self.archives else []) + (["--sign-key", self.keys[i]] if self.keys else [])
 
     def start_rank(self, r):
         return Rank((self.a0 if r < 2 else self.a1).sock, r, 4, **self.env)
@@ -468,3 +469,21 @@ def test_whole_again():
     w.publish(3)
     w.expect_same(mount, 3)
     assert "2 parts" in mount.status("actor")["version.3"]
+
+
+def test_signed():
+    "each agent signs its part; a mount that trusts both merges what was checked, also of deltas, and one that trusts one of them refuses"
+    keys = [unique("node") + ".key" for _ in range(2)]
+    for key in keys:
+        wsync("key", "new", "--out", key)
+    world = World(keys=keys)
+    world.publish(1)
+    both = world.mount("i0", options=f"deadline=6,verify-key={keys[0]}.pub:{keys[1]}.pub,{DELTAS}")
+    world.expect_same(both, 1)
+    one = world.mount("i1", options=f"deadline=6,verify-key={keys[0]}.pub")
+    one.wait_version("actor", 1)
+    assert one.refused("pull 1", "actor", "ctl") == "EBADMSG", one.text("actor/last_error")
+    assert "not trusted" in one.text("actor/last_error"), one.text("actor/last_error")
+    world.step()
+    world.publish(2)
+    world.expect_same(both, 2)

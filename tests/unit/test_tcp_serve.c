@@ -42,6 +42,7 @@ static int no_models(void *self, const char *model, json_t **out, struct ws_erro
 static const struct ws_api_route *const *routes(void *self)
 {
     static const struct ws_api_route table[] = {WS_API_ROUTE("GET", "/", READ),
+                                                WS_API_ROUTE_BODY("POST", "/v1/large", REPORT, 1 << 20),
                                                 WS_API_ROUTE("POST", "/v1/x", REPORT),
                                                 WS_API_ROUTE("POST", "/", READ),
                                                 {0}};
@@ -146,6 +147,25 @@ static void test_half_open(void **state)
     ws_tcp_server_free(s);
 }
 
+/* The end of what a client sends comes with its last request: libmicrohttpd alone would keep it for two minutes. */
+static void test_half_closed(void **state)
+{
+    struct ws_tcp_server *s = serve(NULL);
+    char reply[4096];
+    ssize_t n;
+    (void)state;
+    for (unsigned i = 0; i < 8; i++) {
+        int sock = call(s, PROBE);
+        assert_int_equal(shutdown(sock, SHUT_WR), 0);
+        assert_int_equal(status_of(sock), 200);
+        while ((n = recv(sock, reply, sizeof(reply), 0)) > 0)
+            ;
+        assert_int_equal(n, 0);
+        close(sock);
+    }
+    ws_tcp_server_free(s);
+}
+
 /* None of these bodies is kept. */
 static void test_bodies_without_token(void **state)
 {
@@ -158,6 +178,8 @@ static void test_bodies_without_token(void **state)
                                  "Content-Length: 100000000\r\n\r\n"),
                      413);
     assert_int_equal(ask(open, "POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n"), 413);
+    assert_int_equal(ask(open, "POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: 16385\r\n\r\n"), 413);
+    assert_int_equal(ask(open, "POST /v1/large HTTP/1.1\r\nHost: x\r\nContent-Length: 1048577\r\n\r\n"), 413);
     assert_int_equal(ask(closed, "POST /v1/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"
                                  "Content-Length: 2\r\n\r\n{}"),
                      200);
@@ -176,11 +198,24 @@ static uint64_t most_memory_kib(void)
     return p ? strtoull(p + 6, NULL, 10) : 0;
 }
 
-/* Also the body of a request to a route without a token: it is read and dropped. */
+/* True: all of it; the server may end the connection meanwhile. */
+static bool send_all(int sock, const char *data, size_t n)
+{
+    for (size_t at = 0; at < n;) {
+        const ssize_t sent = send(sock, data + at, n - at, MSG_NOSIGNAL);
+        if (sent <= 0)
+            return false;
+        at += (size_t)sent;
+    }
+    return true;
+}
+
+/* Also the body of a request to a route without a token: it is dropped, and ends with the limit. */
 static void test_bodies_are_dropped(void **state)
 {
     enum { CHUNK = 1 << 20, CHUNKS = 48 };
     struct ws_tcp_server *s = serve("secret");
+    struct ws_tcp_server_stats stats;
     char *chunk = malloc(CHUNK + 32);
     const int head = snprintf(chunk, 32, "%x\r\n", CHUNK);
     (void)state;
@@ -188,15 +223,15 @@ static void test_bodies_are_dropped(void **state)
     memcpy(chunk + head + CHUNK, "\r\n", 2);
     const uint64_t before = most_memory_kib();
     int sock = call(s, "GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
-    for (unsigned i = 0; i < CHUNKS; i++)
-        for (size_t at = 0, n = (size_t)head + CHUNK + 2; at < n;) {
-            const ssize_t sent = send(sock, chunk + at, n - at, MSG_NOSIGNAL);
-            assert_true(sent > 0);
-            at += (size_t)sent;
-        }
-    assert_int_equal(send(sock, "0\r\n\r\n", 5, MSG_NOSIGNAL), 5);
-    assert_int_equal(status_of(sock), 200);
+    for (unsigned i = 0; i < CHUNKS && send_all(sock, chunk, (size_t)head + CHUNK + 2); i++)
+        ;
+    assert_int_equal(status_of(sock), 0);
+    ws_tcp_server_stats(s, &stats);
+    assert_int_equal(stats.ended[WS_HTTP_ENDS_BODY], 1);
     assert_true(before > 0 && most_memory_kib() - before < CHUNKS * CHUNK / 2 / 1024);
+    close(sock);
+    sock = call(s, "GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n");
+    assert_int_equal(status_of(sock), 200);
     close(sock);
     free(chunk);
     ws_tcp_server_free(s);
@@ -363,6 +398,7 @@ static void test_long_tls_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_half_open),
+                                       cmocka_unit_test(test_half_closed),
                                        cmocka_unit_test(test_bodies_without_token),
                                        cmocka_unit_test(test_bodies_are_dropped),
                                        cmocka_unit_test(test_no_descriptors),

@@ -4,6 +4,7 @@
 #include "transports/base/clock.h"
 #include "transports/base/entry.h"
 #include "transports/base/log.h"
+#include "transports/base/secret.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -58,6 +59,8 @@ int ws_access_new(struct ws_access **out, const struct ws_access_options *o, str
     a->o.tokens_file = NULL;
     a->o.socket = NULL;
     pthread_mutex_init(&a->lock, NULL);
+    if (o->token || o->tokens_file || o->makes_local_token) /* clients show theirs */
+        ws_secret_leave_no_core();
     if (o->token)
         ws_token_hash(o->token, &a->shared);
     if ((o->tokens_file && !(a->o.tokens_file = strdup(o->tokens_file))) ||

@@ -41,7 +41,24 @@
 #define WS_MAX_GPUS          65536 /* that one update has handles for */
 #define WS_MAX_HANDLE_CHARS  8192  /* of a GPU's handle of memory, in base64 */
 #define WS_MAX_CLIENTS       4096
+#define WS_MAX_BODY_BYTES    (16UL << 10)  /* of a request to an agent, where its route names no other limit */
+#define WS_MAX_RELEASE_BYTES (128UL << 10) /* of a release of many models */
+#define WS_MAX_PLACE_BYTES   (8UL << 20)   /* of a request for a place in a broadcast: it may list blocks */
+#define WS_MAX_DRAIN_BYTES   (32UL << 20)  /* of a body over the limit, read and dropped to answer its sender */
+/* Connections of strangers (http/connections.h): of a server, with TLS, and from one address. */
+#define WS_MAX_STRANGERS            512U
+#define WS_MAX_STRANGERS_TLS        256U
+#define WS_MAX_STRANGERS_OF_ADDRESS 64U
 #define WS_MAX_PARKED        65536 /* FUSE requests that wait for bytes */
+
+/* How slow a server's client may be. A body of n bytes may take WS_BODY_MS + n / WS_BODY_RATE. A reader has to take
+ * a byte within WS_READER_MS, and WS_READER_RATE on the average of WS_READER_RATE_MS, of what is there for it. */
+#define WS_HEAD_MS        5000UL
+#define WS_BODY_MS        30000UL
+#define WS_BODY_RATE      (64UL << 10) /* bytes per second */
+#define WS_READER_MS      30000UL
+#define WS_READER_RATE    (1UL << 10) /* bytes per second */
+#define WS_READER_RATE_MS 60000UL
 
 #define WS_BLOCK_TRIES        3 /* a block that is wrong this often fails the pull: EBADMSG */
 #define WS_CONNECT_TIMEOUT_MS 5000

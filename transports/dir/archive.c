@@ -226,7 +226,7 @@ static int acquire_lock(struct ws_archive *a, struct ws_error *err)
 {
     char path[WS_ARCHIVE_PATH_BYTES];
     ws_archive_path(path, a->root, NULL, UINT64_MAX, ".lock");
-    a->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    a->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, WS_ARCHIVE_FILE_MODE);
     if (a->lock < 0)
         return ws_archive_files_error(err, "open", path);
     if (flock(a->lock, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK)

@@ -6,6 +6,8 @@
  *     DIR/v1/MODEL/13/manifest           the trainer's, byte for byte: its hashes show what a disk damaged
  *     DIR/v1/MODEL/13/deltas             {"deltas":[...]}: the chain back to its anchor, as delta/listing.h
  *                                        has it
+ *     DIR/v1/MODEL/13/signature          where the trainer's agent signs: of an anchor sign/tree.h, of any other
+ *                                        sign/delta_proof.h
  *     DIR/v1/MODEL/13/files/NAME         of an anchor, a version that was written whole
  *     DIR/v1/MODEL/13/delta              of any other: the stream from the version before (delta/stream.h)
  *
@@ -41,6 +43,9 @@ struct ws_archive_version {
 struct ws_archive_hooks {
     /* Copies a block's bytes; needed for an anchor. 0 or -errno, which ends it. */
     int (*block)(void *arg, size_t file, size_t block, unsigned char *dst, struct ws_error *err);
+    /* *text: what is to be in the file "signature", malloc'ed; NULL: there is none to be. Called when all else of the
+     * version is written; may wait. */
+    int (*signature)(void *arg, char **text, struct ws_error *err);
     void (*written)(void *arg, uint64_t bytes); /* so many bytes more were written */
     void *arg;
     const atomic_bool *stop; /* -ECANCELED */

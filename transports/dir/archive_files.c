@@ -15,7 +15,7 @@ int ws_archive_files_error(struct ws_error *err, const char *what, const char *p
 
 int ws_archive_files_create(const char *path, struct ws_error *err)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, WS_ARCHIVE_FILE_MODE);
     return fd < 0 ? ws_archive_files_error(err, "make", path) : fd;
 }
 
@@ -53,7 +53,9 @@ int ws_archive_files_sync(const char *path, struct ws_error *err)
 
 int ws_archive_files_make_folder(const char *path, struct ws_error *err)
 {
-    return mkdir(path, 0755) < 0 && errno != EEXIST ? ws_archive_files_error(err, "make", path) : 0;
+    return mkdir(path, WS_ARCHIVE_FOLDER_MODE) < 0 && errno != EEXIST
+               ? ws_archive_files_error(err, "make", path)
+               : 0;
 }
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *f)

@@ -7,6 +7,8 @@
 #include "transports/delta/stream.h"
 #include "transports/dir/archive.h"
 #include "transports/dir/archive_listing.h"
+#include "transports/protocol/api.h"
+#include "transports/sign/proof_path.h"
 #include "transports/simd/copy.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -189,6 +191,35 @@ static int archive_deltas(struct ws_source *source, const char *model, const str
     return rc;
 }
 
+/* Of the API's other requests it answers the one for a signature, as a web server would: whatever the query says, the
+ * version has one. */
+static int archive_call(struct ws_source *source, const char *method, const char *request, const json_t *body,
+                        json_t **reply, struct ws_error *err)
+{
+    const struct archive_source *s = (struct archive_source *)source;
+    char path[WS_ARCHIVE_PATH_BYTES], plain[WS_API_PATH_BYTES], *text;
+    struct ws_api_request q;
+    struct ws_archive_entry e;
+    size_t n;
+    const size_t at = strcspn(request, "?");
+    snprintf(plain, sizeof(plain), "%.*s", (int)at, request);
+    if (strcmp(method, "GET") != 0 || body || at >= sizeof(plain) ||
+        ws_api_parse(plain, request[at] ? request + at + 1 : NULL, &q, err) < 0 || !q.has_version ||
+        strcmp(q.verb, WS_PROOF_VERB) != 0)
+        return ws_error_set(err, ENOTSUP, "%s is no agent: it answers no %s", s->head.url, request);
+    int rc = find_entry(s, q.model, q.version, q.lineage[0] ? q.lineage : NULL, &e, err);
+    if (rc < 0)
+        return rc;
+    ws_archive_path(path, s->root, q.model, q.version, "signature");
+    rc = ws_below_read(s->below, path, WS_MAX_REPLY_BYTES, &text, &n, err);
+    if (rc < 0)
+        return ws_error_set(err, ENOENT, "the archive %s has no signature of %s/%" PRIu64, s->root, q.model,
+                            q.version);
+    *reply = json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL);
+    free(text);
+    return *reply ? 0 : ws_error_set(err, EBADMSG, "the archive is damaged: %s is no JSON", path);
+}
+
 /* --- bytes --- */
 
 static int archive_lane_open(struct ws_source *source, struct ws_lane **out, struct ws_error *err)
@@ -302,4 +333,5 @@ const struct ws_transport_ops ws_archive_ops = {
     .fetch = archive_fetch,
     .deltas = archive_deltas,
     .delta = archive_delta,
+    .call = archive_call,
 };

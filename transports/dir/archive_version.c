@@ -145,16 +145,29 @@ static int write_chain(const struct ws_archive_write *w, const char *folder, str
     return rc;
 }
 
+static int write_signature(const struct ws_archive_write *w, const char *folder, struct ws_error *err)
+{
+    char path[WS_ARCHIVE_PATH_BYTES], *text = NULL;
+    int rc = w->hooks && w->hooks->signature ? w->hooks->signature(w->hooks->arg, &text, err) : 0;
+    snprintf(path, sizeof(path), "%s/signature", folder);
+    if (rc == 0 && text)
+        rc = ws_archive_files_write(path, text, strlen(text), err);
+    free(text);
+    return rc;
+}
+
 int ws_archive_version_write(const struct ws_archive_write *w, const char *folder, struct ws_error *err)
 {
     char path[WS_ARCHIVE_PATH_BYTES];
     snprintf(path, sizeof(path), "%s/manifest", folder);
-    if (mkdir(folder, 0755) < 0)
+    if (mkdir(folder, WS_ARCHIVE_FOLDER_MODE) < 0)
         return ws_archive_files_error(err, "make", folder);
     int rc = w->delta ? write_stream(w, folder, err) : write_files(w, folder, err);
     if (rc == 0)
         rc = write_chain(w, folder, err);
     if (rc == 0)
         rc = ws_archive_files_write(path, w->version->json, w->version->json_bytes, err);
+    if (rc == 0)
+        rc = write_signature(w, folder, err);
     return rc == 0 ? ws_archive_files_sync(folder, err) : rc;
 }

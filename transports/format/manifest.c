@@ -225,6 +225,10 @@ int ws_manifest_copy(const struct ws_manifest *m, struct ws_manifest **out)
         ws_manifest_free(copy);
         return rc;
     }
+    if (m->signature && !(copy->signature = strdup(m->signature))) {
+        ws_manifest_free(copy);
+        return -ENOMEM;
+    }
     copy->created_ns = m->created_ns;
     copy->total_bytes = m->total_bytes;
     memcpy(copy->digest, m->digest, sizeof(copy->digest));
@@ -244,6 +248,7 @@ void ws_manifest_free(struct ws_manifest *m)
         free(m->frozen[i]);
     free(m->files);
     free(m->frozen);
+    free(m->signature);
     free(m->model);
     free(m);
 }

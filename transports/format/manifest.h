@@ -3,7 +3,7 @@
  * The manifest is the identity of a version: names, sizes and the XXH3-64 of every 4 MiB block. It
  * never changes once it is announced, so it and the bytes can be cached by anything. The digest is
  * XXH3-128 over (model, run, version, files in name order with sizes and block hashes, frozen): it
- * detects damage and mixing, it is no protection against an attacker (TLS and tokens are).
+ * detects damage and mixing, it is no protection against an attacker (TLS, tokens and signatures are).
  *
  * The digest's input, so that another program can compute it: the bytes "wsync manifest 1\n"; model;
  * run; version; number of files; of each file its name, size, header bytes and the hashes one after
@@ -41,7 +41,9 @@ struct ws_manifest {
     size_t n_frozen; /* tensors filled from a base checkpoint */
     char **frozen;
     char digest[33]; /* lower-case hex */
+    char *signature; /* as text (sign/statement.h), with at most WS_MANIFEST_SIGNATURE_CHARS; NULL: none */
 };
+#define WS_MANIFEST_SIGNATURE_CHARS 1000
 
 /* Empty manifest; files are then added. -EINVAL: model is no safe name, run is not 1 to WS_LINEAGE_CHARS
  * of its characters, version is over 2^63 - 1 (JSON ends there). The caller frees it. */

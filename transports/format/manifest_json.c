@@ -2,7 +2,8 @@
  *     {"format":1,"model":"actor","version":2,"run":"r1","created_ns":1,"block_bytes":4194304,
  *      "total_bytes":9,"digest":"32 hex digits",
  *      "files":[{"name":"config.json","size":9,"header_bytes":0,"xxh3":["16 hex digits", ...]}],
- *      "frozen":["lm_head.weight"],"deltas":[]}
+ *      "frozen":["lm_head.weight"],"signature":"KEY SIGNATURE","deltas":[]}
+ * signature (sign/statement.h) is there where the version is signed.
  * Written and read as a stream: a manifest of 262,144 blocks is 5 MB of text and would be 30 MB of
  * tree. Unknown keys are skipped, so that later versions of wsync may add to it; what is needed must
  * be there once. The keys may come in any order, so hashes are kept aside until the file's size is
@@ -72,7 +73,13 @@ static int put_manifest(FILE *f, const struct ws_manifest *m, struct ws_error *e
             fputc(',', f);
         rc = put_string(f, m->frozen[i], err);
     }
-    fputs("]," WS_MANIFEST_NO_DELTAS "}", f); /* its last member: a server puts its list there */
+    fputs("],", f);
+    if (rc == 0 && m->signature) {
+        fputs("\"signature\":", f);
+        rc = put_string(f, m->signature, err);
+        fputc(',', f);
+    }
+    fputs(WS_MANIFEST_NO_DELTAS "}", f); /* its last member: a server puts its list there */
     return rc;
 }
 
@@ -221,9 +228,20 @@ static int read_frozen(struct reading *r, struct ws_error *err)
     return rc;
 }
 
-/* The needed keys: where each value goes. Exactly one of the three ways is set. */
+static int read_signature(struct reading *r, struct ws_error *err)
+{
+    char text[WS_MANIFEST_SIGNATURE_CHARS + 1];
+    int rc = ws_json_string(&r->j, text, sizeof(text), err);
+
+    if (rc == 0 && !(r->m->signature = strdup(text)))
+        rc = out_of_memory(err);
+    return rc;
+}
+
+/* The known keys: where each value goes. Exactly one of the three ways is set. */
 struct field {
     const char *key;
+    bool optional;
     char *text;
     size_t text_bytes;
     uint64_t *number;
@@ -252,6 +270,7 @@ static int read_members(struct reading *r, struct ws_error *err)
         {.key = "digest", .text = r->digest, .text_bytes = sizeof(r->digest)},
         {.key = "files", .read = read_files},
         {.key = "frozen", .read = read_frozen},
+        {.key = "signature", .optional = true, .read = read_signature},
     };
     const size_t n_fields = sizeof(fields) / sizeof(fields[0]);
     char key[KEY_CHARS];
@@ -272,7 +291,7 @@ static int read_members(struct reading *r, struct ws_error *err)
             ws_error_prefix(err, "\"%s\"", key);
     }
     for (size_t i = 0; rc == 0 && i < n_fields; i++) {
-        if (!(r->seen & 1U << i))
+        if (!fields[i].optional && !(r->seen & 1U << i))
             rc = ws_error_set(err, EBADMSG, "it has no \"%s\"", fields[i].key);
     }
     return rc == 0 ? ws_json_finish(&r->j, err) : rc;

@@ -10,8 +10,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define LOOK_MS 1000
-#define FULL_MS 100 /* between looks whether there are descriptors, or room, again */
+#define LOOK_MS  1000
+#define SHORT_MS 100 /* between looks whether there are descriptors again */
+#define FULL_MS  10  /* whether there is room */
 
 struct ws_acceptor {
     struct ws_acceptor_options o;
@@ -34,35 +35,35 @@ static void log_full(struct ws_acceptor *a, int code)
     a->logged_full = true;
 }
 
-/* Accepts one connection. True: the next may be accepted at once. */
-static bool accept_one(struct ws_acceptor *a)
+/* Accepts one connection. 0: the next may be accepted at once; else in so many ms. */
+static int accept_one(struct ws_acceptor *a)
 {
     if (a->o.has_room && !a->o.has_room(a->o.self))
-        return false;
+        return FULL_MS;
     const int sock = accept4(a->o.listener, NULL, NULL, SOCK_CLOEXEC), code = sock < 0 ? errno : 0;
     if (sock >= 0)
         a->o.came(a->o.self, sock);
     if (!is_short_of_descriptors(code))
-        return true;
+        return 0;
     log_full(a, code);
-    return false;
+    return SHORT_MS;
 }
 
 static void *work(void *arg)
 {
     struct ws_acceptor *a = arg;
     struct pollfd p[2] = {{.fd = a->stop, .events = POLLIN}, {.fd = a->o.listener, .events = POLLIN}};
-    bool more = true;
+    int wait_ms = 0;
     while (!p[0].revents) {
         p[1].revents = 0;
-        if (poll(p, more ? 2 : 1, more ? LOOK_MS : FULL_MS) < 0 && errno != EINTR)
+        if (poll(p, wait_ms ? 1 : 2, wait_ms ? wait_ms : LOOK_MS) < 0 && errno != EINTR)
             break;
         if (p[0].revents)
             break;
         if (a->o.looks)
             a->o.looks(a->o.self);
-        if (!more || p[1].revents)
-            more = accept_one(a);
+        if (wait_ms || p[1].revents)
+            wait_ms = accept_one(a);
     }
     return NULL;
 }

@@ -3,10 +3,12 @@
 #include "transports/base/below.h"
 #include "transports/base/limits.h"
 #include "transports/base/log.h"
+#include "transports/base/secret.h"
 #include "transports/http/client_loop.h"
 #include "transports/http/transfer.h"
 #include "transports/http/url.h"
 #include <errno.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,21 +32,40 @@ static void blank(char *text, const char *key, size_t n)
     }
 }
 
-/* What a server says ends up in messages, and some repeat the key that they did not like, as it is or as JSON
- * writes it. */
-static void blank_token(char *text, const char *token)
+/* A token as JSON writes it. */
+struct quoted {
+    char *text; /* secret memory, of `room` bytes */
+    size_t n, room;
+};
+
+static int add_quoted(const char *bytes, size_t n, void *arg)
 {
+    struct quoted *q = arg;
+
+    if (n > q->room - q->n)
+        return -1;
+    memcpy(q->text + q->n, bytes, n);
+    q->n += n;
+    return 0;
+}
+
+void ws_http_blank_token(char *text, const char *token)
+{
+    const size_t n = token ? strlen(token) : 0;
+    struct quoted q = {.room = 6 * n + 2}; /* \u0000 for each byte, and two quotation marks */
     json_t *value = token ? json_string(token) : NULL;
-    char *quoted = value ? json_dumps(value, JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
 
     if (token)
-        blank(text, token, strlen(token));
-    if (quoted)
-        blank(text, quoted + 1, strlen(quoted) - 2);
+        blank(text, token, n);
+    q.text = value ? ws_secret_alloc(q.room) : NULL;
+    if (q.text && json_dump_callback(value, add_quoted, &q, JSON_ENCODE_ANY | JSON_ENSURE_ASCII) == 0)
+        blank(text, q.text + 1, q.n - 2);
     else if (value)
         text[0] = 0; /* no memory to look for it: nothing is shown */
-    free(quoted);
+    if (value)
+        explicit_bzero((char *)(uintptr_t)json_string_value(value), n);
     json_decref(value);
+    ws_secret_free(q.text);
 }
 
 /* Over all connections that libcurl tried: it asks again, by itself, when one that it had kept turns out to
@@ -202,16 +223,16 @@ int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, s
         goto out;
     }
     curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &out->status);
-    blank_token(body.bytes.ptr, r->token);
+    ws_http_blank_token(body.bytes.ptr, r->token);
     for (size_t i = 0; i < sizeof(r->hidden) / sizeof(r->hidden[0]); i++)
-        blank_token(body.bytes.ptr, r->hidden[i]);
+        ws_http_blank_token(body.bytes.ptr, r->hidden[i]);
     if (is_shallow(body.bytes.ptr, body.bytes.len))
         out->json = json_loadb(body.bytes.ptr, body.bytes.len, JSON_REJECT_DUPLICATES, NULL);
     out->text = body.bytes.ptr;
     body.bytes.ptr = NULL;
 out:
     curl_easy_cleanup(easy);
-    curl_slist_free_all(t.headers);
+    ws_http_free_headers(t.headers);
     free(body.bytes.ptr);
     free(text);
     free(url);

@@ -44,6 +44,9 @@ struct ws_http_reply {
  * certificate that is not trusted, and where ca_file cannot be used; -ENOMEM. */
 WS_MUST_USE int ws_http_call(struct ws_http_client *http, const struct ws_http_request *request,
                              struct ws_http_reply *out, struct ws_error *err);
+/* Blanks what a server says: that ends up in messages, and some repeat the key that they did not like, as it is or as
+ * JSON writes it. token NULL: none. */
+void ws_http_blank_token(char *text, const char *token);
 void ws_http_reply_release(struct ws_http_reply *reply); /* zeroed is fine */
 
 #endif

@@ -1,7 +1,9 @@
 /* A request from its first line to its end. */
 #include "transports/http/exchange.h"
 #include "transports/base/clock.h"
+#include "transports/base/limits.h"
 #include "transports/base/log.h"
+#include "transports/base/secret.h"
 #include "transports/base/text.h"
 #include <errno.h>
 #include <stdio.h>
@@ -38,11 +40,21 @@ static void find_route(struct ws_http_incoming *in)
     }
 }
 
+static struct ws_http_connection *context_of(struct MHD_Connection *c)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
+}
+
 static struct ws_http_connection *connection_of(const struct ws_http_incoming *in)
 {
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(in->connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    return info ? info->socket_context : NULL;
+    return context_of(in->connection);
+}
+
+static struct ws_http_link *link_of(struct MHD_Connection *c)
+{
+    const struct ws_http_connection *own = context_of(c);
+    return own ? own->link : NULL;
 }
 
 /* Once a request, until it is right: a client may send requests to be refused faster than chains are verified. */
@@ -65,7 +77,8 @@ static void identify(struct ws_http_incoming *in)
         ws_access_identify(in->server->access, ws_http_header(in, "Authorization"),
                            c && c->is_verified ? c->names.ptr : NULL, c && c->is_verified ? c->names.n : 0,
                            &in->who);
-    in->need = (struct ws_http_need){.role = in->route ? in->route->role : WS_ROLE_READ};
+    in->need = (struct ws_http_need){.role = in->route ? in->route->role : WS_ROLE_READ,
+                                     .max_body = in->server->o.max_body};
     if (in->route && in->route->need)
         in->route->need(in->server->o.self, in, &in->need);
 }
@@ -129,7 +142,7 @@ static void refuse(const struct ws_http_incoming *in, unsigned status, struct ws
     else if (status == MHD_HTTP_FORBIDDEN)
         ws_http_refuse(a, check_role(in, &err), &err);
     else if (status == MHD_HTTP_CONTENT_TOO_LARGE)
-        ws_http_refuse(a, ws_error_set(&err, E2BIG, "the body is over %zu bytes", o->max_body), &err);
+        ws_http_refuse(a, ws_error_set(&err, E2BIG, "the body is over %zu bytes", in->need.max_body), &err);
     else if (status == MHD_HTTP_METHOD_NOT_ALLOWED)
         ws_http_refuse_method(a, in, in->allowed);
     else
@@ -159,9 +172,10 @@ static unsigned status_of(const struct ws_http_incoming *in)
 void *ws_http_begin(void *cls, const char *uri, struct MHD_Connection *c)
 {
     struct ws_http_incoming *in = calloc(1, sizeof(*in));
+    struct ws_http_server *s = cls;
     unsigned n = 0;
     size_t i;
-    (void)c;
+    ws_http_link_sends_head(&s->links, link_of(c));
     for (i = 0; uri[i]; i++)
         n += uri[i] == '&';
     /* A target with more, or longer, arguments than any served one is cut to "/", which no route is for.
@@ -175,7 +189,7 @@ void *ws_http_begin(void *cls, const char *uri, struct MHD_Connection *c)
     }
     if (!in)
         return NULL;
-    in->server = cls;
+    in->server = s;
     in->query = strchr(in->target, '?');
     if (in->query)
         *in->query++ = 0;
@@ -187,42 +201,80 @@ void *ws_http_begin(void *cls, const char *uri, struct MHD_Connection *c)
 static unsigned refusal_of_head(const struct ws_http_incoming *in)
 {
     const char *length = ws_http_header(in, "Content-Length");
-    const unsigned refusal = refusal_of_client(in);
+    const bool limits = in->server->o.limits_unauthenticated;
+    const unsigned refusal = limits ? refusal_of_client(in) : 0;
+    const uint64_t most = in->need.max_body + (limits ? 0 : WS_MAX_DRAIN_BYTES);
     uint64_t bytes = 0;
     if (refusal && in->method == WS_HTTP_POST)
         return refusal;
-    if (length && (ws_text_u64(length, &bytes) < 0 || bytes > in->server->o.max_body))
+    if (length && (ws_text_u64(length, &bytes) < 0 || bytes > most))
         return MHD_HTTP_CONTENT_TOO_LARGE;
     return 0;
+}
+
+/* libmicrohttpd keeps the head that it received, with the token that the client has shown. */
+static void hide_token(const struct ws_http_incoming *in)
+{
+    const char *shown = ws_http_header(in, "Authorization");
+    if (shown)
+        ws_secret_hide(shown, strlen(shown));
+}
+
+/* "anonymous" is no identity where each connection costs a thread. */
+static bool is_known(const struct ws_http_incoming *in)
+{
+    const struct ws_http_server_options *o = &in->server->o;
+    return in->who.name[0] && (o->n_threads > 0 || !o->access.insecure);
+}
+
+static bool has_body(const struct ws_http_incoming *in)
+{
+    return ws_http_header(in, "Content-Length") || ws_http_header(in, "Transfer-Encoding");
 }
 
 static enum MHD_Result receive_head(struct ws_http_incoming *in)
 {
     struct ws_http_server *s = in->server;
-    const struct ws_http_connection *c = connection_of(in);
+    struct ws_http_link *link = link_of(in->connection);
     struct ws_http_answer a = {0};
+    hide_token(in);
     find_route(in);
     identify(in);
-    if (!s->o.limits_unauthenticated)
-        return MHD_YES;
-    in->is_unauthenticated = !in->who.name[0];
-    if (!in->is_unauthenticated)
-        ws_http_auth_quota_pass(&s->auth_quota, c ? c->quota : NULL);
+    ws_http_link_is_known(&s->links, link, is_known(in));
+    in->is_unauthenticated = s->o.limits_unauthenticated && !in->who.name[0];
     const unsigned status = refusal_of_head(in);
+    if (status == 0 && has_body(in))
+        ws_http_link_sends_body(&s->links, link);
+    else
+        ws_http_link_is_served(&s->links, link);
     if (status == 0)
         return MHD_YES;
     refuse(in, status, &a);
     return ws_http_send(in, &a);
 }
 
+/* What the sender of a body over the limit may still send, to be answered at its end. */
+static uint64_t most_dropped(const struct ws_http_incoming *in)
+{
+    return in->is_unauthenticated ? 0 : WS_MAX_DRAIN_BYTES;
+}
+
 static enum MHD_Result receive_body(struct ws_http_incoming *in, const char *data, size_t *size)
 {
-    const size_t n = *size, max = in->server->o.max_body;
+    const size_t n = *size, max = in->need.max_body;
+    struct ws_http_link *link = link_of(in->connection);
     *size = 0;
+    in->received += n;
+    ws_http_link_sent(link, n);
+    if (in->received > max + most_dropped(in)) {
+        ws_http_link_end(&in->server->links, link, WS_HTTP_ENDS_BODY);
+        return MHD_NO;
+    }
     if (max == 0 || in->is_unauthenticated)
         return MHD_YES;
     if (in->is_too_large || n > max - in->body.len) {
-        in->is_too_large = true; /* read to the end and answered then */
+        in->is_too_large = true;
+        ws_bytes_reset(&in->body);
         return MHD_YES;
     }
     return ws_bytes_append_all(&in->body, data, n) == 0 ? MHD_YES : MHD_NO;
@@ -237,6 +289,7 @@ static enum MHD_Result answer(struct ws_http_incoming *in)
     if (!in->is_counted)
         atomic_fetch_add(&in->server->requests, 1);
     in->is_counted = true;
+    ws_http_link_is_served(&in->server->links, link_of(in->connection));
     const unsigned status = status_of(in);
     if (status)
         refuse(in, status, &a);
@@ -270,10 +323,10 @@ enum MHD_Result ws_http_handle(void *cls, struct MHD_Connection *c, const char *
 
 void ws_http_end(void *cls, struct MHD_Connection *c, void **state, enum MHD_RequestTerminationCode code)
 {
-    const struct ws_http_server *s = cls;
+    struct ws_http_server *s = cls;
     struct ws_http_incoming *in = *state;
-    (void)c;
     (void)code;
+    ws_http_link_is_idle(&s->links, link_of(c));
     if (!in)
         return;
     if (s->o.ended)

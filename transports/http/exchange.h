@@ -2,7 +2,7 @@
  * end), incoming and answer (what handlers see of it). */
 #ifndef WS_TRANSPORTS_HTTP_EXCHANGE_H
 #define WS_TRANSPORTS_HTTP_EXCHANGE_H
-#include "transports/http/auth_quota.h"
+#include "transports/http/connections.h"
 #include "transports/http/server.h"
 #include "transports/http/tls.h"
 #include <microhttpd.h>
@@ -12,7 +12,7 @@ struct ws_http_server {
     struct ws_http_server_options o; /* its strings are the caller's and no longer valid; copies follow */
     struct ws_access *access;
     struct ws_http_tls *tls; /* NULL: plain */
-    struct ws_http_auth_quota auth_quota;
+    struct ws_http_connections links;
     struct ws_http_listener *listener;
     unsigned port;
     _Atomic uint64_t requests, unknown, forbidden; /* the last two: refused with 401, 403 */
@@ -23,7 +23,7 @@ struct ws_http_server {
 
 /* What a connection's client has shown. Used by one thread at a time, as libmicrohttpd calls for a connection. */
 struct ws_http_connection {
-    struct ws_http_unauthenticated *quota;   /* NULL: not limited, or no memory */
+    struct ws_http_link *link;               /* NULL: no memory */
     struct ws_http_credentials *credentials; /* of its TLS; NULL: plain */
     struct ws_http_names names;              /* of its certificate, once it is verified */
     bool is_verified;                        /* its certificate was checked, and is not checked again */

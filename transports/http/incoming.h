@@ -6,6 +6,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 enum ws_http_methods {
     WS_HTTP_GET = 1,
@@ -21,6 +22,7 @@ struct ws_http_need {
     enum ws_role role;
     bool is_of_models;           /* the client has to be allowed to use */
     char model[WS_MAX_NAME + 1]; /* this one; empty: all */
+    size_t max_body;             /* what its body may have */
 };
 
 struct MHD_Connection;
@@ -46,6 +48,7 @@ struct ws_http_incoming {
     struct ws_http_need need;
     bool
         is_unauthenticated; /* no identity, and the server limits such requests: its body is read and dropped */
+    uint64_t received;      /* bytes of its body */
 };
 
 const char *ws_http_header(const struct ws_http_incoming *in, const char *name);   /* or NULL */

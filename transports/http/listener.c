@@ -11,7 +11,7 @@
 
 struct ws_http_listener {
     int sock;
-    unsigned max_connections;
+    struct ws_http_listener_hooks hooks;
     atomic_uint n_connections;
     char *address;
     struct MHD_Daemon *daemon;
@@ -21,7 +21,13 @@ struct ws_http_listener {
 static bool has_room(void *self)
 {
     struct ws_http_listener *l = self;
-    return atomic_load(&l->n_connections) < l->max_connections;
+    return l->hooks.has_room(l->hooks.self, atomic_load(&l->n_connections));
+}
+
+static void look(void *self)
+{
+    struct ws_http_listener *l = self;
+    l->hooks.looks(l->hooks.self);
 }
 
 static void accept_connection(void *self, int sock)
@@ -44,14 +50,13 @@ void ws_http_listener_closed(struct ws_http_listener *l)
 }
 
 int ws_http_listener_new(struct ws_http_listener **out, const char *address, bool beyond_loopback,
-                         unsigned max_connections, unsigned *port, struct ws_error *err)
+                         unsigned *port, struct ws_error *err)
 {
     struct ws_http_listener *l = calloc(1, sizeof(*l));
     if (!l || !(l->address = strdup(address))) {
         free(l);
         return ws_error_set(err, ENOMEM, "no memory for an HTTP server");
     }
-    l->max_connections = max_connections;
     const int rc = ws_http_listen(address, beyond_loopback, &l->sock, port, err);
     if (rc < 0) {
         free(l->address);
@@ -62,14 +67,17 @@ int ws_http_listener_new(struct ws_http_listener **out, const char *address, boo
     return 0;
 }
 
-int ws_http_listener_start(struct ws_http_listener *l, struct MHD_Daemon *daemon, struct ws_error *err)
+int ws_http_listener_start(struct ws_http_listener *l, const struct ws_http_listener_hooks *hooks,
+                           struct MHD_Daemon *daemon, struct ws_error *err)
 {
+    l->hooks = *hooks;
     l->daemon = daemon;
     const int rc = ws_acceptor_new(&l->acceptor, &(struct ws_acceptor_options){.listener = l->sock,
                                                                                .part = "http",
                                                                                .name = l->address,
                                                                                .came = accept_connection,
                                                                                .has_room = has_room,
+                                                                               .looks = look,
                                                                                .self = l});
     if (rc == 0)
         return 0;

@@ -1,4 +1,5 @@
 #include "transports/http/server.h"
+#include "transports/base/secret.h"
 #include "transports/http/exchange.h"
 #include "transports/http/listener.h"
 #include <errno.h>
@@ -16,8 +17,8 @@ static struct ws_http_connection *add_connection(struct ws_http_server *s, struc
     struct ws_http_connection *new = calloc(1, sizeof(*new));
     if (!new)
         return NULL;
-    if (s->o.limits_unauthenticated)
-        new->quota = ws_http_auth_quota_add(&s->auth_quota, sock);
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    new->link = ws_http_connections_add(&s->links, sock, info ? info->client_addr : NULL);
     if (s->tls)
         new->credentials = ws_http_tls_use(s->tls, c);
     return new;
@@ -27,7 +28,7 @@ static void remove_connection(struct ws_http_server *s, struct ws_http_connectio
 {
     if (!c)
         return;
-    ws_http_auth_quota_remove(&s->auth_quota, c->quota);
+    ws_http_connections_remove(&s->links, c->link);
     ws_http_tls_release(s->tls, c->credentials);
     free(c);
 }
@@ -38,10 +39,10 @@ static void connection_event(void *cls, struct MHD_Connection *c, void **state,
     struct ws_http_server *s = cls;
     const int sock = ws_http_connection_socket(c), on = 1;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
-        atomic_fetch_add(&s->connections, 1);
         *state = add_connection(s, c, sock);
         (void)setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
         (void)setsockopt(sock, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+        atomic_fetch_add(&s->connections, 1);
         return;
     }
     if (s->o.closed)
@@ -77,6 +78,18 @@ static struct MHD_Daemon *start_daemon(struct ws_http_server *s)
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEAD_BYTES, MHD_OPTION_END);
 }
 
+static bool has_room(void *self, unsigned n_accepted)
+{
+    struct ws_http_server *s = self;
+    const unsigned n = atomic_load(&s->connections);
+    return ws_http_connections_have_room(&s->links, n_accepted > n ? n_accepted - n : 0);
+}
+
+static void look(void *self)
+{
+    ws_http_connections_look(&((struct ws_http_server *)self)->links);
+}
+
 static int start(struct ws_http_server *s, struct ws_error *err)
 {
     const struct ws_http_server_options *o = &s->o;
@@ -86,8 +99,7 @@ static int start(struct ws_http_server *s, struct ws_error *err)
         rc = ws_access_new(&s->access, &o->access, err);
     if (rc == 0) {
         const bool asks = ws_access_asks(s->access) || ws_http_tls_has_client_ca(s->tls);
-        rc = ws_http_listener_new(&s->listener, o->listen, asks || o->access.insecure, o->max_connections,
-                                  &s->port, err);
+        rc = ws_http_listener_new(&s->listener, o->listen, asks || o->access.insecure, &s->port, err);
         if (rc == 0 && !asks)
             rc = ws_access_make_local(s->access, s->port, err);
     }
@@ -97,7 +109,8 @@ static int start(struct ws_http_server *s, struct ws_error *err)
     if (!daemon)
         return ws_error_set(err, EIO, "the HTTP server on %s did not start%s", o->listen,
                             s->tls ? "; are certificate and key right?" : "");
-    return ws_http_listener_start(s->listener, daemon, err);
+    return ws_http_listener_start(s->listener, &(struct ws_http_listener_hooks){has_room, look, s}, daemon,
+                                  err);
 }
 
 int ws_http_server_new(struct ws_http_server **out, const struct ws_http_server_options *o,
@@ -107,7 +120,7 @@ int ws_http_server_new(struct ws_http_server **out, const struct ws_http_server_
     if (!s)
         return ws_error_set(err, ENOMEM, "no memory for an HTTP server");
     s->o = *o;
-    ws_http_auth_quota_init(&s->auth_quota, o->max_connections / 2);
+    ws_http_connections_init(&s->links, o->max_connections, o->tls_cert_file);
     const int rc = start(s, err);
     if (rc < 0)
         ws_http_server_free(s);
@@ -131,6 +144,11 @@ uint64_t ws_http_server_refused(const struct ws_http_server *s, unsigned status)
     return atomic_load(status == MHD_HTTP_FORBIDDEN ? &s->forbidden : &s->unknown);
 }
 
+uint64_t ws_http_server_ended(const struct ws_http_server *s, enum ws_http_ending why)
+{
+    return atomic_load(&s->links.ended[why]);
+}
+
 unsigned ws_http_server_connections(const struct ws_http_server *s)
 {
     return atomic_load(&s->connections);
@@ -141,7 +159,7 @@ void ws_http_server_free(struct ws_http_server *s)
     if (!s)
         return;
     ws_http_listener_free(s->listener);
-    ws_http_auth_quota_destroy(&s->auth_quota);
+    ws_http_connections_destroy(&s->links);
     ws_access_free(s->access);
     ws_http_tls_free(s->tls);
     free(s);

@@ -2,6 +2,7 @@
 #include "transports/base/clock.h"
 #include "transports/base/entry.h"
 #include "transports/base/log.h"
+#include "transports/base/secret.h"
 #include "transports/base/state_file.h"
 #include <errno.h>
 #include <gnutls/gnutls.h>
@@ -88,14 +89,16 @@ static int read_credentials(struct ws_http_tls *tls, bool first, struct ws_http_
     int rc = new &&gnutls_certificate_allocate_credentials(&new->c) == 0
                  ? 0
                  : ws_error_set(err, ENOMEM, "no memory for TLS");
+    ws_secret_leave_no_core();
     for (size_t i = 0; rc == 0 && i < N_FILES; i++)
         rc = read_file(tls->path[i], &pem[i], err);
     if (rc == 0)
         rc = make(new->c, tls, pem, err);
     if (rc == 0 && first) {
         tls->cert_pem = pem[0];
-        tls->key_pem = pem[1];
-        pem[0] = pem[1] = NULL;
+        pem[0] = NULL;
+        if (!(tls->key_pem = ws_secret_copy(pem[1])))
+            rc = ws_error_set(err, ENOMEM, "no memory for TLS");
     }
     for (size_t i = 0; i < N_FILES; i++)
         wipe(pem[i]);
@@ -191,7 +194,7 @@ void ws_http_tls_free(struct ws_http_tls *tls)
     for (size_t i = 0; i < N_FILES; i++)
         free(tls->path[i]);
     free(tls->cert_pem);
-    wipe(tls->key_pem);
+    ws_secret_free(tls->key_pem);
     pthread_mutex_destroy(&tls->lock);
     free(tls);
 }

@@ -1,15 +1,30 @@
 #include "transports/http/transfer.h"
 #include "transports/base/limits.h"
+#include "transports/base/secret.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
+
+static bool is_secret; /* set before libcurl is started */
 
 static void start_curl(void)
 {
-    (void)curl_global_init(CURL_GLOBAL_ALL);
+    if (is_secret)
+        (void)curl_global_init_mem(CURL_GLOBAL_ALL, ws_secret_alloc, ws_secret_free, ws_secret_resize,
+                                   ws_secret_copy, ws_secret_zeroed);
+    else
+        (void)curl_global_init(CURL_GLOBAL_ALL);
+}
+
+void ws_http_hide_curl(void)
+{
+#ifndef __SANITIZE_ADDRESS__ /* which looks for leaks, and for errors, in malloc's memory */
+    is_secret = true;
+#endif
 }
 
 void ws_http_ensure_curl(void)
@@ -58,6 +73,8 @@ int ws_http_set_up(CURL *c, struct ws_http_transfer *t)
     const long connect_ms = t->connect_ms ? t->connect_ms : WS_CONNECT_TIMEOUT_MS;
     CURLcode bad = 0;
 
+    if (is_secret && strncasecmp(t->url, "https:", 6) == 0)
+        ws_secret_leave_no_core();
     if (t->why)
         t->why[0] = 0;
     bad |= curl_easy_setopt(c, CURLOPT_URL, t->url);
@@ -92,15 +109,23 @@ int ws_http_add_header(struct curl_slist **list, const char *line)
 
 int ws_http_add_bearer(struct curl_slist **list, const char *token)
 {
-    char *line = NULL;
+    const size_t n = strlen(token) + 32;
+    char *line = ws_secret_alloc(n);
     int rc;
 
-    if (asprintf(&line, "Authorization: Bearer %s", token) < 0)
+    if (!line)
         return -ENOMEM;
+    snprintf(line, n, "Authorization: Bearer %s", token);
     rc = ws_http_add_header(list, line);
-    explicit_bzero(line, strlen(line));
-    free(line);
+    ws_secret_free(line);
     return rc;
+}
+
+void ws_http_free_headers(struct curl_slist *list)
+{
+    for (const struct curl_slist *h = list; h; h = h->next)
+        explicit_bzero(h->data, strlen(h->data));
+    curl_slist_free_all(list);
 }
 
 /* --- errors --- */

@@ -9,6 +9,9 @@
 #include <stddef.h>
 
 void ws_http_ensure_curl(void); /* before anything of libcurl's is called */
+/* libcurl keeps what it sends, and so tokens, in secret memory (base/secret.h); a process that sends anything by TLS
+ * leaves no core. For a program in which no other code uses libcurl; called before all else here. */
+void ws_http_hide_curl(void);
 
 /* One request. It, and what it points to, stay until the transfer has ended. */
 struct ws_http_transfer {
@@ -33,6 +36,7 @@ const char *ws_http_why(const struct ws_http_transfer *t, CURLcode code);
 /* Both: 0 or -ENOMEM. */
 WS_MUST_USE int ws_http_add_header(struct curl_slist **list, const char *line);
 WS_MUST_USE int ws_http_add_bearer(struct curl_slist **list, const char *token);
+void ws_http_free_headers(struct curl_slist *list); /* wiped before; NULL is fine */
 
 /* A reply that is kept, NUL-terminated. */
 struct ws_http_text {

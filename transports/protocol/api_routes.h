@@ -10,15 +10,20 @@ struct ws_api_route {
     const char *pattern; /* {model} {version} {file} {id} stand for one name or number each */
     enum ws_role role;
     bool filters; /* its handler answers with what the client may use, or looks at the models in the body */
+    size_t max_body; /* by HTTP; 0: WS_MAX_BODY_BYTES */
 };
 /* A line of a table names its role (READ, REPORT, ...), or does not compile. A table ends with {0}. */
 #define WS_API_ROUTE(method, pattern, role)                                                                  \
     {                                                                                                        \
-        method, pattern, WS_ROLE_##role, false                                                               \
+        method, pattern, WS_ROLE_##role, false, 0                                                            \
     }
 #define WS_API_ROUTE_FILTERS(method, pattern, role)                                                          \
     {                                                                                                        \
-        method, pattern, WS_ROLE_##role, true                                                                \
+        method, pattern, WS_ROLE_##role, true, 0                                                             \
+    }
+#define WS_API_ROUTE_BODY(method, pattern, role, most)                                                       \
+    {                                                                                                        \
+        method, pattern, WS_ROLE_##role, false, most                                                         \
     }
 
 extern const struct ws_api_route ws_api_routes[]; /* of versions: every catalog has them */

@@ -18,20 +18,23 @@ struct ws_tcp_header_list {
     struct curl_slist *list;
 };
 struct ws_tcp_headers {
-    const char *url; /* borrowed; NULL: no token is looked for */
+    const char *url;   /* NULL: no token is looked for; as what follows, borrowed */
+    const char *given; /* the operator's token; NULL: none */
     pthread_mutex_t lock;
     /* guarded by lock */
-    struct ws_tcp_header_list *newest;     /* NULL: none */
-    char token[WS_TOKEN_SECRET_CHARS + 1]; /* that was found */
-    uid_t owner;                           /* whose server it is of */
+    struct ws_tcp_header_list *newest; /* NULL: none */
+    char *token;                       /* that was found, in secret memory; NULL: none */
+    uid_t owner;                       /* whose server it is of */
     uint64_t looked_ns;
     bool was_refused;
 };
 
-/* -ENOMEM; destroy is for that, too. url stays. */
+/* -ENOMEM; destroy is for that, too. url and token stay. */
 WS_MUST_USE int ws_tcp_headers_init(struct ws_tcp_headers *h, const char *url, const char *token);
 void ws_tcp_headers_destroy(struct ws_tcp_headers *h);           /* wipes them */
 struct curl_slist *ws_tcp_headers_now(struct ws_tcp_headers *h); /* stays until destroy */
-void ws_tcp_headers_refused(struct ws_tcp_headers *h);           /* the source answered 401 */
+void ws_tcp_headers_blank(struct ws_tcp_headers *h,
+                          char *text);                 /* takes its token out of what the source says */
+void ws_tcp_headers_refused(struct ws_tcp_headers *h); /* the source answered 401 */
 
 #endif

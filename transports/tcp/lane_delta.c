@@ -48,7 +48,7 @@ static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CU
                             "the delta of %s/%" PRIu64 " from %s ended early: %s", f->model,
                             f->link.target.version, url, ws_http_why(&l->transfer, code));
     if (status != 200) {
-        int rc = ws_tcp_status_error(k->lane->head.source, url, status, &k->refusal, err);
+        int rc = ws_tcp_status_error(l->head.source, url, status, &k->refusal, err);
         (void)ws_error_prefix(err, "the delta of %s/%" PRIu64, f->model, f->link.target.version);
         return rc;
     }

@@ -1,6 +1,8 @@
 /* tcp, the mount's side: a source, and its requests in JSON. */
 #include "transports/tcp/pull.h"
 #include "transports/access/loopback.h"
+#include "transports/base/secret.h"
+#include "transports/http/client.h"
 #include "transports/http/status.h"
 #include "transports/http/url.h"
 #include "transports/protocol/api.h"
@@ -14,9 +16,10 @@
 static void tcp_close(struct ws_source *source)
 {
     struct ws_tcp_source *s = (struct ws_tcp_source *)source;
-    const char *strings[] = {s->options.token, s->options.ca_file, s->options.cert_file, s->options.key_file};
+    const char *strings[] = {s->options.ca_file, s->options.cert_file, s->options.key_file};
     for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++)
         free((char *)(uintptr_t)strings[i]);
+    ws_secret_free((char *)(uintptr_t)s->options.token);
     ws_tcp_headers_destroy(&s->headers);
     free(s->head.url);
     free(s);
@@ -48,7 +51,7 @@ static int tcp_open(const char *url, const struct ws_source_options *o, struct w
     s->head.url = strdup(url);
     s->options = *o;
     s->options.mount_id = NULL; /* in the head */
-    s->options.token = copy_of(o->token);
+    s->options.token = ws_secret_copy(o->token);
     s->options.ca_file = copy_of(o->ca_file);
     s->options.cert_file = copy_of(o->cert_file);
     s->options.key_file = copy_of(o->key_file);
@@ -56,7 +59,7 @@ static int tcp_open(const char *url, const struct ws_source_options *o, struct w
         for (size_t n = strlen(url); n > 0 && s->head.url[n - 1] == '/'; n--)
             s->head.url[n - 1] = 0;
     bool ok = s->head.url && !o->token == !s->options.token;
-    if (ws_tcp_headers_init(&s->headers, s->head.url, o->token) < 0 || !ok) {
+    if (ws_tcp_headers_init(&s->headers, s->head.url, s->options.token) < 0 || !ok) {
         tcp_close(&s->head);
         return ws_error_set(err, ENOMEM, "no memory for a source");
     }
@@ -103,6 +106,8 @@ int ws_tcp_status_error(struct ws_source *source, const char *url, long status,
     const char *text = json_string_value(json_object_get(o, "error"));
     const char *name = json_string_value(json_object_get(o, "errno"));
     int code = name ? ws_errno_from_name(name) : 0;
+    if (text) /* of o, which is ours */
+        ws_tcp_headers_blank(&((struct ws_tcp_source *)source)->headers, (char *)(uintptr_t)text);
     if (code <= 0)
         code = ws_errno_from_http((unsigned)status);
     if (code <= 0)
@@ -159,7 +164,7 @@ static int request(struct ws_tcp_source *s, const char *path, const json_t *post
 out:
     if (c)
         curl_easy_cleanup(c);
-    curl_slist_free_all(headers);
+    ws_http_free_headers(headers);
     free(body);
     if (rc < 0) {
         free(out->bytes.ptr);

@@ -33,7 +33,8 @@ WS_MUST_USE int ws_tcp_set_up(CURL *c, struct ws_tcp_source *s, struct ws_http_t
 /* As ws_http_errno_from_curl, with one exception: once a source has spoken HTTP, a peer that speaks none, or ends a
  * handshake, is a proxy before a source that is away: -ECONNRESET, and the request is repeated. */
 int ws_tcp_errno_from_curl(const struct ws_source *source, CURLcode code);
-/* The sentence in an error body {"error":..,"errno":..}, else the status. */
+/* The sentence in an error body {"error":..,"errno":..} of a source's answer at url, without its token; else the
+ * status. */
 int ws_tcp_status_error(struct ws_source *source, const char *url, long status,
                         const struct ws_http_text *body, struct ws_error *err);
 

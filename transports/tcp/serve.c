@@ -3,6 +3,7 @@
 #include "transports/base/cpu_features.h"
 #include "transports/tcp/call.h"
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -173,10 +174,11 @@ static void find_need(void *self, struct ws_http_incoming *in, struct ws_http_ne
         ws_api_parse(in->target, in->query, &q, NULL) == 0
             ? ws_api_route_find(tables_of(&s->catalog), in->method_name, in->target, &q)
             : NULL;
-    *need = (struct ws_http_need){.role = WS_ROLE_READ};
+    *need = (struct ws_http_need){.role = WS_ROLE_READ, .max_body = WS_MAX_BODY_BYTES};
     if (r) {
         const char *model = ws_api_route_model(r, &q);
         need->role = r->role;
+        need->max_body = r->max_body ? r->max_body : WS_MAX_BODY_BYTES;
         need->is_of_models = model != NULL;
         snprintf(need->model, sizeof(need->model), "%s", model ? model : "");
     }
@@ -242,7 +244,7 @@ static int start(struct ws_tcp_server *s, const struct ws_tcp_server_options *o,
                                   : 2,
         .max_connections = o->max_clients ? o->max_clients : most_clients(),
         .idle_seconds = IDLE_SECONDS,
-        .max_body = WS_MAX_REPLY_BYTES,
+        .max_body = WS_MAX_BODY_BYTES,
         .limits_unauthenticated = true,
         .gives_hints = true,
         .ended = end_call,
@@ -296,6 +298,15 @@ void ws_tcp_server_stats(struct ws_tcp_server *s, struct ws_tcp_server_stats *ou
                                         .unknown = ws_http_server_refused(s->http, 401),
                                         .forbidden = ws_http_server_refused(s->http, 403),
                                         .connections = ws_http_server_connections(s->http)};
+    for (unsigned i = 0; i < WS_HTTP_ENDINGS; i++)
+        out->ended[i] = ws_http_server_ended(s->http, (enum ws_http_ending)i);
+}
+
+void ws_tcp_server_print_ended(const struct ws_tcp_server_stats *stats, const char *name, FILE *out)
+{
+    for (unsigned i = 0; i < WS_HTTP_ENDINGS; i++)
+        fprintf(out, "%s{reason=\"%s\"} %" PRIu64 "\n", name, ws_http_ending_name((enum ws_http_ending)i),
+                stats->ended[i]);
 }
 
 void ws_tcp_server_free(struct ws_tcp_server *s)

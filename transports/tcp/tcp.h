@@ -2,8 +2,10 @@
 #ifndef WS_TRANSPORTS_TCP_TCP_H
 #define WS_TRANSPORTS_TCP_TCP_H
 #include "transports/access/access.h"
+#include "transports/http/ending.h"
 #include "transports/protocol/catalog.h"
 #include "transports/protocol/source.h"
+#include <stdio.h>
 
 extern const struct ws_transport_ops ws_tcp_ops;
 
@@ -19,8 +21,9 @@ struct ws_tcp_server;
  *
  *   /healthz         {"ok":true}, without an identity
  *   refusals         401 without an identity, 403 without the role that the route asks for, or the model; a POST so
- *                    refused, or with a body over the limit, is refused before its body is read; connections
- *                    without an identity share half of all connections
+ *                    refused, or with a body over the limit, is refused before its body is read; bodies
+ *                    over their route's limit likewise (413)
+ *   ended            connections that are slow, or one too many without an identity: http/connections.h
  *   bodies           Content-Length; ETag = digest (the manifest's has its time too); If-None-Match: 304
  *   ranges           206, Content-Range, X-Wsync-XXH3 (hex hashes of the blocks that lie whole in the range,
  *                    comma-separated)
@@ -34,9 +37,12 @@ unsigned ws_tcp_server_port(const struct ws_tcp_server *s);
 void ws_tcp_server_wake(struct ws_tcp_server *s); /* the catalog's seq changed: answers long polls */
 struct ws_tcp_server_stats {
     uint64_t bytes_sent, requests, unknown, forbidden; /* the last two: refused with 401, 403 */
+    uint64_t ended[WS_HTTP_ENDINGS];                   /* connections that the server ended */
     unsigned connections;
 };
 void ws_tcp_server_stats(struct ws_tcp_server *s, struct ws_tcp_server_stats *out);
+/* As lines of a metric, NAME{reason="head"} and so on. */
+void ws_tcp_server_print_ended(const struct ws_tcp_server_stats *stats, const char *name, FILE *out);
 void ws_tcp_server_free(struct ws_tcp_server *s);
 
 #endif

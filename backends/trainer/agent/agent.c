@@ -174,7 +174,7 @@ static void finish(struct ws_agent *a, struct ws_agent_model *m)
     s->manifest->created_ns = ws_clock_day_ns();
     pthread_mutex_unlock(&a->lock);
     if (rc == 0)
-        rc = ws_slot_seal(s, a->workers, &err);
+        rc = ws_slot_seal(s, a->workers, a->options.sign_key, &err);
     else
         ws_error_set(&err, EBUSY, "a process still has it open after its commit");
     pthread_mutex_lock(&a->lock);

@@ -55,6 +55,8 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
             "\n"
             "wsync_agent_refused_total{status=\"403\"} %" PRIu64 "\n",
             tcp.bytes_sent, tcp.requests, tcp.connections, tcp.unknown, tcp.forbidden);
+    fprintf(f, "# TYPE wsync_agent_ended_total counter\n");
+    ws_tcp_server_print_ended(&tcp, "wsync_agent_ended_total", f);
     pthread_mutex_lock(&a->lock);
     fprintf(f, "# TYPE wsync_agent_slot_bytes gauge\nwsync_agent_slot_bytes %" PRIu64 "\n", a->slot_bytes);
     ws_features_metrics(a, f);

@@ -3,9 +3,11 @@
 #include "backends/engine/call.h"
 #include "backends/trainer/api/last_error.h"
 #include "transports/base/limits.h"
+#include "transports/base/secret.h"
 #include "transports/http/client.h"
 #include "transports/http/url.h"
 #include <errno.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,6 +17,14 @@ static const char *copy(wsync_engine_client *c, const char *text, bool *no_memor
     const char *copied = text ? ws_arena_text(&c->arena, text, strlen(text)) : NULL;
 
     *no_memory = *no_memory || (text && !copied);
+    return copied;
+}
+
+static const char *copy_token(const char *token, bool *no_memory)
+{
+    const char *copied = ws_secret_copy(token);
+
+    *no_memory = *no_memory || (token && !copied);
     return copied;
 }
 
@@ -60,9 +70,9 @@ int wsync_engine_client_open(const wsync_engine *engine, wsync_engine_client **o
     c->pid = getpid();
     c->engine.kind = copy(c, engine->kind, &no_memory);
     c->engine.url = copy(c, engine->url, &no_memory);
-    c->engine.token = copy(c, engine->token, &no_memory);
+    c->engine.token = copy_token(engine->token, &no_memory);
     c->engine.pause_mode = copy(c, engine->pause_mode, &no_memory);
-    c->engine.admin_token = copy(c, engine->admin_token, &no_memory);
+    c->engine.admin_token = copy_token(engine->admin_token, &no_memory);
     c->engine.ca_file = copy(c, engine->ca_file, &no_memory);
     c->engine.cache = copy(c, engine->cache, &no_memory);
     rc = no_memory ? ws_error_set(err, ENOMEM, "out of memory for an engine's client")
@@ -164,6 +174,8 @@ void wsync_engine_client_close(wsync_engine_client *c)
         return;
     ws_http_client_free(c->http);
     pthread_mutex_destroy(&c->lock);
+    ws_secret_free((char *)(uintptr_t)c->engine.token);
+    ws_secret_free((char *)(uintptr_t)c->engine.admin_token);
     ws_arena_free(&c->arena);
     free(c);
 }

@@ -278,8 +278,8 @@ static void end(struct ws_agent *a)
     ws_workers_free(b->workers);
 }
 
-static const struct ws_api_route routes[] = {WS_API_ROUTE("POST", "/v1/{model}/{version}/broadcast", READ),
-                                             {0}};
+static const struct ws_api_route routes[] = {
+    WS_API_ROUTE_BODY("POST", "/v1/{model}/{version}/broadcast", READ, WS_MAX_PLACE_BYTES), {0}};
 
 const struct ws_agent_feature ws_feature_broadcast = {
     .agent_bytes = sizeof(struct ws_sender),

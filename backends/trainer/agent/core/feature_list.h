@@ -6,6 +6,7 @@
 
 #define WS_AGENT_FEATURES(_)                                                                                 \
     _(delta)                                                                                                 \
+    _(sign)                                                                                                  \
     _(archive)                                                                                               \
     _(audit)                                                                                                 \
     _(gpu)                                                                                                   \

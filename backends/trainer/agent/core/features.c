@@ -82,6 +82,13 @@ bool ws_features_written(const struct ws_agent *a, struct ws_agent_model *m, con
     return announced;
 }
 
+void ws_features_filled(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s)
+{
+    for (const struct ws_agent_feature *const *f = a->features; *f; f++)
+        if ((*f)->filled)
+            (*f)->filled(a, m, s);
+}
+
 void ws_features_published(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s)
 {
     for (const struct ws_agent_feature *const *f = a->features; *f; f++)
@@ -118,6 +125,14 @@ void ws_features_encoded(struct ws_agent *a, struct ws_agent_model *m, struct ws
             (*f)->encoded(a, m, d, target);
 }
 
+void ws_features_delta_made(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,
+                            const struct ws_lease *base, const struct ws_lease *target)
+{
+    for (const struct ws_agent_feature *const *f = a->features; *f; f++)
+        if ((*f)->delta_made)
+            (*f)->delta_made(a, m, d, base, target);
+}
+
 int ws_features_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *lineage,
                      struct ws_error *err)
 {
@@ -125,6 +140,16 @@ int ws_features_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t vers
     for (const struct ws_agent_feature *const *f = a->features; *f; f++)
         if ((*f)->want && rc == 0)
             rc = (*f)->want(a, m, version, lineage, err);
+    return rc;
+}
+
+int ws_features_signature(struct ws_agent *a, struct ws_agent_model *m, const struct ws_version_id *target,
+                          const struct ws_version_id *base, char **text)
+{
+    int rc = -ENOENT;
+    for (const struct ws_agent_feature *const *f = a->features; *f; f++)
+        if ((*f)->signature && rc == -ENOENT)
+            rc = (*f)->signature(a, m, target, base, text);
     return rc;
 }
 

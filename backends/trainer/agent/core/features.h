@@ -62,6 +62,8 @@ struct ws_agent_feature {
     /* --- what happens to versions and ranks; under lock --- */
     /* The version on its way is complete in this slot. true: it was announced before. */
     bool (*written)(struct ws_agent_model *m, const struct ws_slot *s);
+    /* The same, whether it was announced before or not: its manifest is sealed. m: the ranks' model. */
+    void (*filled)(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s);
     /* It is about to be announced; m->slot_owner still has the newest one before it. m: the ranks' model. */
     void (*published)(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s);
     /* The listing has changed. */
@@ -73,10 +75,17 @@ struct ws_agent_feature {
     /* The delta to a version has ended, whole or given up; target is the version's lease. */
     void (*encoded)(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,
                     const struct ws_lease *target);
+    /* Not under lock: the delta is whole; both leases hold. */
+    void (*delta_made)(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,
+                       const struct ws_lease *base, const struct ws_lease *target);
     /* A reader asks for a version that no slot has. 0: this feature cannot make it; -EINPROGRESS: it is being
      * made; another error: why it could not be made just now. */
     int (*want)(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *lineage,
                 struct ws_error *err);
+    /* The signature of a version (base NULL), or of the delta that leads to it: *text, malloc'ed. -ENOENT: there is
+     * none; -EAGAIN: it is being made, `changed` says when it is there; -ESTALE: it was given up; -ENOMEM. */
+    int (*signature)(struct ws_agent *a, struct ws_agent_model *m, const struct ws_version_id *target,
+                     const struct ws_version_id *base, char **text);
     /* A rank has left the model. */
     void (*left)(struct ws_agent *a, struct ws_agent_model *m);
     /* Not under lock: a connection to the unix socket has ended, and its session is freed next. */
@@ -110,14 +119,20 @@ void ws_features_stop(struct ws_agent *a);
 void ws_features_end(struct ws_agent *a);
 void ws_features_free(const struct ws_agent *a, struct ws_agent_model *m);
 bool ws_features_written(const struct ws_agent *a, struct ws_agent_model *m, const struct ws_slot *s);
+void ws_features_filled(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s);
 void ws_features_published(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s);
 void ws_features_announced(struct ws_agent *a);
 void ws_features_discarded(const struct ws_agent *a, struct ws_agent_model *m);
 void ws_features_abandoned(struct ws_agent *a, struct ws_agent_model *m, const char *why);
 void ws_features_encoded(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,
                          const struct ws_lease *target);
+void ws_features_delta_made(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,
+                            const struct ws_lease *base, const struct ws_lease *target);
 WS_MUST_USE int ws_features_want(struct ws_agent *a, struct ws_agent_model *m, uint64_t version,
                                  const char *lineage, struct ws_error *err);
+WS_MUST_USE int ws_features_signature(struct ws_agent *a, struct ws_agent_model *m,
+                                      const struct ws_version_id *target, const struct ws_version_id *base,
+                                      char **text);
 void ws_features_left(struct ws_agent *a, struct ws_agent_model *m);
 void ws_features_gone(struct ws_agent *a, const struct ws_session *c);
 void ws_features_list(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out);

@@ -123,6 +123,7 @@ void ws_agent_model_publish(struct ws_agent *a, struct ws_agent_model *m)
     s->fresh = false;
     s->content = ws_version_id_make(s->version, s->lineage);
     s->state = WS_SLOT_SERVED;
+    ws_features_filled(a, m, s);
     if (!ws_features_written(a, m, s)) {
         ws_features_published(a, m, s);
         set_newest(owner, s->version, s->lineage);

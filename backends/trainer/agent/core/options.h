@@ -4,6 +4,7 @@
 #define WS_TRAINER_AGENT_CORE_OPTIONS_H
 #include "backends/trainer/astraflow/listener.h"
 #include "transports/protocol/source.h"
+#include "transports/sign/key.h"
 #include "transports/tcp/tcp.h"
 #include <stdint.h>
 #include <sys/types.h>
@@ -22,7 +23,8 @@ struct ws_agent_options {
     const char *archive;        /* folder; NULL: versions are not archived */
     unsigned archive_every;     /* an anchor every so many versions, deltas between; 0: 10 */
     unsigned archive_keep;      /* anchors that are kept, with the deltas on them; 0: 3 */
-    unsigned n_threads;         /* hashing after commit, and encoding; 0: cores */
+    const struct ws_secret_key *sign_key; /* versions are signed with it; NULL: they are not */
+    unsigned n_threads;                   /* hashing after commit, and encoding; 0: cores */
     int nice;
     const char *primary; /* URL of the agent that the others report to; NULL: this one, or none */
     struct ws_source_options primary_access; /* token and TLS for it; borrowed while the agent is made */

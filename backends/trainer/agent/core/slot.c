@@ -1,4 +1,5 @@
 #include "backends/trainer/agent/core/slot.h"
+#include "transports/sign/statement.h"
 #include "transports/simd/copy.h"
 #include <assert.h>
 #include <errno.h>
@@ -204,7 +205,8 @@ static void hash_block(void *arg, size_t block)
                                ws_manifest_block_bytes(f, block));
 }
 
-int ws_slot_seal(struct ws_slot *s, struct ws_workers *workers, struct ws_error *err)
+int ws_slot_seal(struct ws_slot *s, struct ws_workers *workers, const struct ws_secret_key *key,
+                 struct ws_error *err)
 {
     struct ws_manifest *m = s->manifest;
     assert(s->state == WS_SLOT_HASHING);
@@ -214,6 +216,9 @@ int ws_slot_seal(struct ws_slot *s, struct ws_workers *workers, struct ws_error 
     }
     free_hashed(s, m->n_files);
     ws_manifest_seal(m);
+    int rc = key ? ws_manifest_sign(m, key, err) : 0;
+    if (rc < 0)
+        return rc;
     return ws_manifest_to_json(m, &s->json, &s->json_bytes, err);
 }
 

@@ -19,6 +19,7 @@
 #include "transports/base/workers.h"
 #include "transports/format/manifest.h"
 #include "transports/protocol/catalog.h"
+#include "transports/sign/key.h"
 #include <stdatomic.h>
 
 enum ws_slot_state {
@@ -99,8 +100,9 @@ WS_MUST_USE int ws_slot_record_hash(struct ws_slot *s, uint64_t file, uint64_t b
 WS_MUST_USE int ws_slot_idle(const struct ws_slot *s);
 /* Will its regions be written again as they are, by what is known now? Not asked while it is prepared. */
 bool ws_slot_is_reusable(const struct ws_slot *s);
-/* Hashes the blocks that have no hash yet, seals the manifest, makes its JSON. */
-WS_MUST_USE int ws_slot_seal(struct ws_slot *s, struct ws_workers *workers, struct ws_error *err);
+/* Hashes the blocks that have no hash yet, seals the manifest, signs it (key NULL: does not), makes its JSON. */
+WS_MUST_USE int ws_slot_seal(struct ws_slot *s, struct ws_workers *workers, const struct ws_secret_key *key,
+                             struct ws_error *err);
 /* Frees manifest and JSON (n_leases must be 0). */
 void ws_slot_clear(struct ws_slot *s);
 void ws_slot_free(struct ws_slot *s); /* NULL is fine */

@@ -20,10 +20,12 @@
 
 #define DEFAULT_EVERY 10
 #define DEFAULT_KEEP  3
+#define LOOK_NS       (100 * WS_MS_NS) /* whether a version that waits for its signature is given up */
 
 /* One version to be written. */
 struct job {
     STAILQ_ENTRY(job) entry;
+    struct ws_agent *agent;
     struct ws_agent_model *model;
     struct ws_manifest *manifest; /* a copy, as is the json: the slot may go at any time */
     char *json;
@@ -83,6 +85,7 @@ static struct job *enqueue(struct ws_agent *a, struct ws_agent_model *m, const s
     if (!j)
         return NULL;
     pthread_mutex_init(&j->reading, NULL);
+    j->agent = a;
     j->model = m;
     j->json = malloc(json_bytes + 1);
     j->json_bytes = json_bytes;
@@ -192,11 +195,33 @@ static int copy_block(void *arg, size_t file, size_t block, unsigned char *dst, 
     return rc;
 }
 
+/* Waits until the version is signed, where this agent signs: a version without its signature is no use to a mount that
+ * wants one. Only an anchor's takes time. */
+static int get_signature(void *arg, char **text, struct ws_error *err)
+{
+    struct job *j = arg;
+    struct ws_agent *a = j->agent;
+    const struct ws_version_id target = ws_version_id_make(j->manifest->version, j->manifest->lineage);
+    const struct ws_version_id *base = j->delta ? &ws_delta_link(j->delta)->base : NULL;
+    int rc;
+    pthread_mutex_lock(&a->lock);
+    while ((rc = ws_features_signature(a, j->model, &target, base, text)) == -EAGAIN &&
+           !atomic_load(&j->stop) && !atomic_load(&a->stop))
+        (void)ws_agent_wait(a, ws_clock_ns() + LOOK_NS);
+    pthread_mutex_unlock(&a->lock);
+    if (rc == -ENOENT)
+        return 0;
+    if (rc == -EAGAIN || rc == -ESTALE)
+        return ws_error_set(err, ECANCELED, "its slot was wanted before it was signed");
+    return rc < 0 ? ws_error_set(err, -rc, "no memory for a signature") : 0;
+}
+
 /* *depth: how many deltas lead to it from its anchor. -EEXIST: the archive has it already. */
 static int write_version(struct ws_agent *a, struct job *j, unsigned *depth, struct ws_error *err)
 {
     const struct ws_archive_version v = {j->manifest, j->json, j->json_bytes};
-    const struct ws_archive_hooks work = {.block = copy_block, .arg = j, .stop = &j->stop};
+    const struct ws_archive_hooks work = {
+        .block = copy_block, .signature = get_signature, .arg = j, .stop = &j->stop};
     struct ws_archive *to = archiver_of(a)->archive;
     int rc = 0;
     if (ws_archive_has(to, j->manifest, depth))

@@ -211,6 +211,8 @@ static void encode(struct ws_agent *a, struct job *e)
     if (f.state != WS_DELTA_WHOLE)
         log_given_up(e, &f);
     else
+        ws_features_delta_made(a, e->model, e->delta, &e->base->base, &e->target->base);
+    if (f.state == WS_DELTA_WHOLE)
         ws_log(WS_LOG_INFO, "agent",
                "delta whole model=%s base=%" PRIu64 " version=%" PRIu64 " bytes=%" PRIu64 " changed=%" PRIu64
                " seconds=%.3f from_ranks=%zu",

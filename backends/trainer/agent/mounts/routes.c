@@ -534,7 +534,7 @@ static const struct ws_api_route routes[] = {
     WS_API_ROUTE("GET", "/v1/{model}/{version}/loaded", READ),
     WS_API_ROUTE("POST", "/v1/{model}/{version}/wanted", RELEASE),
     WS_API_ROUTE("POST", "/v1/{model}/{version}/release", RELEASE),
-    WS_API_ROUTE_FILTERS("POST", "/v1/release", RELEASE),
+    {"POST", "/v1/release", WS_ROLE_RELEASE, .filters = true, .max_body = WS_MAX_RELEASE_BYTES},
     WS_API_ROUTE("GET", "/v1/releases", READ),
     WS_API_ROUTE("GET", "/v1/releases/{id}", READ),
     WS_API_ROUTE("POST", "/v1/releases/{id}/abort", RELEASE),
