@@ -101,6 +101,6 @@ void ws_tcp_headers_refused(struct ws_tcp_headers *h)
 void ws_tcp_headers_blank(struct ws_tcp_headers *h, char *text)
 {
     pthread_mutex_lock(&h->lock);
-    ws_http_blank_token(text, h->given ? h->given : h->token[0] ? h->token : NULL);
+    ws_http_blank_token(text, h->given ? h->given : h->token);
     pthread_mutex_unlock(&h->lock);
 }
