@@ -16,7 +16,7 @@ struct ws_source_spec {
 
 /* -EINVAL: something else than an absolute path of a token file stands behind the URL; it is too long. */
 WS_MUST_USE int ws_source_spec_parse(const char *text, struct ws_source_spec *out, struct ws_error *err);
-/* Its own token, malloc'ed, NULL where it has none. below: as in ws_token_read. */
+/* Its own token, in secret memory, NULL where it has none. below: as in ws_token_read. */
 WS_MUST_USE int ws_source_spec_token(const struct ws_source_spec *s, const char *below, char **out,
                                      struct ws_error *err);
 /* Do two texts name the same URL? */

@@ -176,7 +176,8 @@ static void switch_all(void *arg)
 {
     struct follow_job *job = arg;
     struct ws_control *c = job->control;
-    const struct ws_switch_options o = {.by = job->release ? "release" : "policy:follow", .is_followed = true};
+    const struct ws_switch_options o = {.by = job->release ? "release" : "policy:follow",
+                                        .is_followed = true};
     struct ws_error err = {0};
     int rc = job->release ? preflight_all(job, &err) : 0;
     if (rc == 0)

@@ -12,11 +12,11 @@ struct ws_switch_item {
 void ws_switch_item_release(struct ws_switch_item *item); /* puts model and version, where they are set */
 
 struct ws_switch_options {
-    bool force_layout;         /* the gate is left out */
-    bool is_followed;          /* no operator commands it: not to a version that is older (freshness.h) */
-    bool wait;                 /* for a switch that runs, instead of EBUSY */
-    unsigned deadline_s;       /* 0: WS_SWITCH_DEADLINE_S; a rollback has its own time */
-    const char *by, *from;     /* of the audit log: the writer, or the policy that wants it; NULL: not known */
+    bool force_layout;     /* the gate is left out */
+    bool is_followed;      /* no operator commands it: not to a version that is older (freshness.h) */
+    bool wait;             /* for a switch that runs, instead of EBUSY */
+    unsigned deadline_s;   /* 0: WS_SWITCH_DEADLINE_S; a rollback has its own time */
+    const char *by, *from; /* of the audit log: the writer, or the policy that wants it; NULL: not known */
     const atomic_bool *cancel; /* the writer was interrupted; may be NULL */
 };
 #define WS_SWITCH_DEADLINE_S 1800

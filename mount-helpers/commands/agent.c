@@ -141,9 +141,10 @@ static void drop_listeners(struct ws_astraflow_options *all, size_t n)
  * so both are prepared here. A GPU's library may lock memory. */
 static void drop_capabilities(const struct ws_agent_options *o, const char *audit_log)
 {
-    const char *const read[] = {o->tcp.access.tokens_file, o->tcp.tls_cert_file,   o->tcp.tls_key_file,
-                                o->tcp.tls_client_ca_file, o->primary_access.ca_file,
-                                o->primary_access.cert_file, o->primary_access.key_file};
+    const char *const read[] = {o->tcp.access.tokens_file, o->tcp.tls_cert_file,
+                                o->tcp.tls_key_file,       o->tcp.tls_client_ca_file,
+                                o->primary_access.ca_file, o->primary_access.cert_file,
+                                o->primary_access.key_file};
     uint64_t keep = o->broadcast ? CAPABILITY(CAP_IPC_LOCK) : 0;
     keep |= capabilities_for_listening(o->tcp.listen) | capabilities_for_folder(o->archive, "v1");
     keep |= capabilities_for_path(o->socket, W_OK) | capabilities_for_path(audit_log, W_OK);

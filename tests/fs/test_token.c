@@ -1,7 +1,7 @@
 /* A token is the complete first line of a file: a part of it would be another token. */
 #include "fs/engines/token.h"
-#include "transports/base/secret.h"
 #include "fs/fuse/options.h"
+#include "transports/base/secret.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>

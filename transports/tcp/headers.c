@@ -2,6 +2,7 @@
 #include "transports/access/local_token.h"
 #include "transports/access/loopback.h"
 #include "transports/base/clock.h"
+#include "transports/base/secret.h"
 #include "transports/http/client.h"
 #include "transports/http/transfer.h"
 #include <errno.h>
@@ -44,7 +45,7 @@ void ws_tcp_headers_destroy(struct ws_tcp_headers *h)
         ws_http_free_headers(old->list);
         free(old);
     }
-    sodium_memzero(h->token, sizeof(h->token));
+    ws_secret_free(h->token);
     pthread_mutex_destroy(&h->lock);
 }
 
@@ -56,9 +57,15 @@ static void look(struct ws_tcp_headers *h)
     h->was_refused = false;
     uid_t owner;
     const bool found = ws_local_token_find(h->url, token, &owner);
-    if (found && (strcmp(token, h->token) == 0 || use_token(h, token) == 0)) {
-        memcpy(h->token, token, sizeof(token));
+    const bool is_new = found && (!h->token || strcmp(token, h->token) != 0);
+    char *copy = is_new ? ws_secret_copy(token) : NULL;
+    if (is_new && copy && use_token(h, token) == 0) {
+        ws_secret_free(h->token);
+        h->token = copy;
         h->owner = owner;
+    } else {
+        ws_secret_free(copy);
+        h->owner = found && !is_new ? owner : h->owner;
     }
     sodium_memzero(token, sizeof(token));
 }
@@ -94,6 +101,6 @@ void ws_tcp_headers_refused(struct ws_tcp_headers *h)
 void ws_tcp_headers_blank(struct ws_tcp_headers *h, char *text)
 {
     pthread_mutex_lock(&h->lock);
-    ws_http_blank_token(text, h->given ? h->given : h->token[0] ? h->token : NULL);
+    ws_http_blank_token(text, h->given ? h->given : h->token);
     pthread_mutex_unlock(&h->lock);
 }

@@ -22,9 +22,9 @@ struct ws_tcp_headers {
     const char *given; /* the operator's token; NULL: none */
     pthread_mutex_t lock;
     /* guarded by lock */
-    struct ws_tcp_header_list *newest;     /* NULL: none */
-    char token[WS_TOKEN_SECRET_CHARS + 1]; /* that was found */
-    uid_t owner;                           /* whose server it is of */
+    struct ws_tcp_header_list *newest; /* NULL: none */
+    char *token;                       /* that was found, in secret memory; NULL: none */
+    uid_t owner;                       /* whose server it is of */
     uint64_t looked_ns;
     bool was_refused;
 };

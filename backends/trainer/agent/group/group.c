@@ -534,7 +534,8 @@ static int route(struct ws_agent *a, const struct ws_agent_request *r, json_t **
 }
 
 /* A secondary also passes on to its primary what other features serve. */
-static const struct ws_api_route routes[] = {WS_API_ROUTE_BODY("POST", "/v1/{model}/node", NODE, WS_MAX_REPLY_BYTES), {0}};
+static const struct ws_api_route routes[] = {
+    WS_API_ROUTE_BODY("POST", "/v1/{model}/node", NODE, WS_MAX_REPLY_BYTES), {0}};
 
 static void put_status(const struct ws_agent *a, const struct ws_agent_model *m, json_t *out)
 {

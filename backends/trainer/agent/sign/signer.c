@@ -497,7 +497,8 @@ static void put_status(const struct ws_agent *a, json_t *out)
     json_object_set_new(out, "sign_key", json_pack("{s:s,s:s}", "id", k->id, "name", k->name));
 }
 
-static const struct ws_api_route routes[] = {WS_API_ROUTE("GET", "/v1/{model}/{version}/" WS_PROOF_VERB, READ), {0}};
+static const struct ws_api_route routes[] = {
+    WS_API_ROUTE("GET", "/v1/{model}/{version}/" WS_PROOF_VERB, READ), {0}};
 
 const struct ws_agent_feature ws_feature_sign = {
     .agent_bytes = sizeof(struct signer),
