@@ -170,9 +170,17 @@ static void refuse(void *self, const struct ws_http_incoming *in, struct ws_http
                                          : "metrics ask for the role read: Authorization: Bearer TOKEN");
 }
 
+/* They are of all models. */
+static void need_all_models(void *self, struct ws_http_incoming *in, struct ws_http_need *need)
+{
+    (void)self;
+    (void)in;
+    need->is_of_models = true;
+}
+
 static const struct ws_http_route routes[] = {
     WS_HTTP_ROUTE(WS_HTTP_READ, "/healthz", OPEN, serve_health),
-    WS_HTTP_ROUTE(WS_HTTP_READ, "/metrics", READ, serve_metrics),
+    {WS_HTTP_READ, "/metrics", WS_ROLE_READ, serve_metrics, need_all_models},
     WS_HTTP_ROUTE(WS_HTTP_READ, "/ready/*", OPEN, serve_ready),
     WS_HTTP_ROUTE(WS_HTTP_READ, "*", OPEN, serve_nothing),
     {0},

@@ -1,5 +1,8 @@
 /* One thread asks the sources, for the entry that waits longest. An entry is asked for again while the sources say that
- * it is being made and readers ask for it; what failed is forgotten after a moment, so that readers can try again. */
+ * it is being made and readers ask for it; what failed is forgotten after a moment, so that readers can try again.
+ *
+ * A mount that serves may have no keys, and cannot tell a signature from a lie. So an answer is good for some seconds,
+ * and the next time another source is asked first: a reader that refuses it gets another one. */
 #include "fs/proofs.h"
 #include "transports/base/clock.h"
 #include "transports/base/limits.h"
@@ -13,6 +16,7 @@
 #define MOST_BYTES   (256UL << 20) /* of all answers */
 #define AGAIN_NS     (50 * WS_MS_NS)
 #define FORGOTTEN_NS (500 * WS_MS_NS)
+#define FRESH_NS     (5 * WS_SECOND_NS) /* an answer */
 #define UNWANTED_NS  (3 * WS_SECOND_NS) /* no reader has asked for it for so long */
 
 struct proof {
@@ -26,6 +30,7 @@ struct proof {
     uint64_t wanted_ns; /* when a reader asked last */
     uint64_t next_ns;   /* when the sources are asked next, or it is forgotten */
     bool is_busy;       /* the thread asks for it */
+    unsigned turn;      /* the source that is asked first */
 };
 
 struct ws_proofs {
@@ -95,6 +100,19 @@ static struct proof *add(struct ws_proofs *p, struct ws_model *m, const char *pa
     return one;
 }
 
+/* Another source is asked for it. */
+static void renew(struct ws_proofs *p, struct proof *one)
+{
+    p->bytes -= one->bytes;
+    free(one->text);
+    one->text = NULL;
+    one->bytes = 0;
+    one->rc = -EAGAIN;
+    one->next_ns = 0;
+    one->turn++;
+    pthread_cond_signal(&p->changed);
+}
+
 /* The entry to ask for now; else NULL, and when to look again. */
 static struct proof *next(struct ws_proofs *p, uint64_t *until_ns)
 {
@@ -120,14 +138,26 @@ static struct proof *next(struct ws_proofs *p, uint64_t *until_ns)
 
 /* --- the thread --- */
 
+/* Has it the form of a tree, or of a delta's proof? */
+static bool has_form(const json_t *reply)
+{
+    const bool lists =
+        json_is_array(json_object_get(reply, "leaves")) || json_is_array(json_object_get(reply, "files"));
+    return lists && json_is_string(json_object_get(reply, "signature"));
+}
+
 static void ask(struct ws_proofs *p, struct proof *one)
 {
+    const unsigned turn = one->turn;
     json_t *reply = NULL;
     struct ws_error err = {0};
 
     one->is_busy = true;
     pthread_mutex_unlock(&p->lock);
-    int rc = ws_model_query_signature(one->model, one->path, &reply, &err);
+    int rc = ws_model_query_signature(one->model, one->path, turn, &reply, &err);
+    const bool is_other = rc == 0 && !has_form(reply);
+    if (is_other)
+        rc = ws_error_set(&err, EAGAIN, "a source answers with no signature; another one is asked");
     char *text = rc == 0 ? json_dumps(reply, JSON_COMPACT) : NULL;
     json_decref(reply);
     if (rc == 0 && !text)
@@ -139,7 +169,8 @@ static void ask(struct ws_proofs *p, struct proof *one)
     p->bytes += one->bytes;
     one->rc = rc;
     one->err = err;
-    one->next_ns = ws_clock_ns() + (rc == -EAGAIN ? AGAIN_NS : FORGOTTEN_NS);
+    one->turn += is_other;
+    one->next_ns = ws_clock_ns() + (rc == 0 ? FRESH_NS : rc == -EAGAIN ? AGAIN_NS : FORGOTTEN_NS);
     trim(p);
 }
 
@@ -174,6 +205,8 @@ int ws_proofs_get(struct ws_proofs *p, struct ws_model *m, const char *path, jso
         one = add(p, m, path);
     if (one) {
         one->wanted_ns = ws_clock_ns();
+        if (one->text && one->next_ns < one->wanted_ns)
+            renew(p, one);
         rc = one->text ? 0 : one->rc;
         if (one->text && !(text = strdup(one->text)))
             rc = -ENOMEM;

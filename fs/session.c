@@ -390,6 +390,8 @@ static int run(const struct ws_mount_options *o, void (*ready)(void), int ready_
     snprintf(by, sizeof(by), "mount:%s", o->mountpoint);
     int rc = o->audit_log ? ws_audit_log_open(o->audit_log, by, err) : 0;
     if (rc == 0)
+        rc = ws_audit_log_start(err);
+    if (rc == 0)
         rc = run_session(o, ready, ready_pipe, err);
     ws_audit_log_close();
     return rc;

@@ -101,7 +101,8 @@ static int open_one(struct ws_control *c, const struct ws_controller *ctl, struc
     if (rc == 0)
         rc = ws_source_spec_token(&spec, below, &token, err);
     if (rc == 0)
-        rc = ws_store_add_with(c->store, spec.url, ctl->name, below, token, err);
+        rc = ws_store_add_with(c->store, spec.url, ctl->name, below,
+                               token || !a->unprivileged || is_own(c, a->url) ? token : "", err);
     ws_secret_free(token);
     a->is_open = a->is_open || rc == 0;
     return rc;

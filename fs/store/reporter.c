@@ -98,27 +98,31 @@ static void send_report(struct ws_report *r)
     }
 }
 
-int ws_model_query_signature(struct ws_model *m, const char *path, json_t **reply, struct ws_error *err)
+int ws_model_query_signature(struct ws_model *m, const char *path, unsigned turn, json_t **reply,
+                             struct ws_error *err)
 {
     struct ws_store *s = m->store;
     int rc = ws_error_set(err, ENOENT, "no source of %s shows signatures", m->name);
+    struct ws_poller *all[WS_MAX_SOURCES];
+    unsigned n = 0;
 
     *reply = NULL;
-    for (unsigned i = 0; rc < 0 && i < WS_MAX_SOURCES; i++) {
+    pthread_mutex_lock(&s->lock);
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
+        if (s->pollers[i] && m->claims[i].direct)
+            all[n++] = ws_poller_get(s->pollers[i]);
+    pthread_mutex_unlock(&s->lock);
+    for (unsigned i = 0; i < n && rc < 0; i++) {
         struct ws_error why = {0};
-        pthread_mutex_lock(&s->lock);
-        struct ws_poller *p = s->pollers[i] && m->claims[i].direct ? ws_poller_get(s->pollers[i]) : NULL;
-        pthread_mutex_unlock(&s->lock);
-        if (!p)
-            continue;
-        const int now = ws_source_call(p->source, "GET", path, NULL, reply, &why);
-        ws_poller_put(p);
+        const int now = ws_source_call(all[(i + turn) % n]->source, "GET", path, NULL, reply, &why);
         if (now == -ENOTSUP || (now < 0 && rc == -EAGAIN))
             continue;
         rc = now;
         if (rc < 0 && err)
             *err = why;
     }
+    for (unsigned i = 0; i < n; i++)
+        ws_poller_put(all[i]);
     return rc;
 }
 

@@ -209,9 +209,9 @@ void ws_store_drain(struct ws_store *s, unsigned timeout_ms);
 WS_MUST_USE int ws_model_query(struct ws_model *m, const char *path, const json_t *body, json_t **reply,
                                struct ws_error *err);
 
-/* Asks the sources that list the model for a signature (transports/sign/proof_path.h), until one has it. -EAGAIN: one
- * of them is making it. */
-WS_MUST_USE int ws_model_query_signature(struct ws_model *m, const char *path, json_t **reply,
+/* Asks the sources that list the model for a signature (transports/sign/proof_path.h), until one has it; turn: by how
+ * many places another source than the first begins. -EAGAIN: one of them is making it. */
+WS_MUST_USE int ws_model_query_signature(struct ws_model *m, const char *path, unsigned turn, json_t **reply,
                                          struct ws_error *err);
 
 /* --- events --- */

@@ -171,7 +171,7 @@ static int serve(const struct ws_agent_options *o, const char *audit_log)
     if (audit_log && ws_audit_log_open(audit_log, "agent", &err) < 0)
         return cli_fail("%s", err.text);
     drop_capabilities(o, audit_log);
-    if (ws_agent_new(&agent, o, &err)) {
+    if (ws_audit_log_start(&err) < 0 || ws_agent_new(&agent, o, &err) < 0) {
         ws_audit_log_close();
         return cli_fail("%s", err.text);
     }

@@ -116,4 +116,4 @@ def test_other_user():
         f.write("a token\n")  # with one it leaves no core, and its own /proc/self is root's
     agent = Other("--token-file", place + "/token", sock=place + "/sock")
     assert {(s[0], s[1], s[5]) for s in sets_of(agent)} == {(0, 0, 1)}, sets_of(agent)
-    agent.publish("actor", 1, checkpoint(TENSORS, seed=1))
+    agent.publish("actor", 1, checkpoint(TENSORS, seed=1), "--agent-user", 65534)

@@ -162,7 +162,8 @@ def test_no_other_routes():
     for folder in ("transports/protocol", "backends/trainer/agent"):
         for place, _, names in os.walk(os.path.join(ROOT, folder)):
             for text in (open(os.path.join(place, n)).read() for n in names if n.endswith(".c")):
-                registered |= {(m, p) for m, p in re.findall(r'WS_API_ROUTE\w*\("(\w+)", "([^"]+)", [A-Z]+\)', text)}
+                registered |= {(m, p + ("signature" if verb else ""))
+                               for m, p, verb in re.findall(r'WS_API_ROUTE\w*\(\s*"(\w+)",\s*"([^"]+)"\s*(WS_PROOF_VERB)?\s*,', text)}
                 registered |= {("POST", "/v1/local/" + verb) for verb in re.findall(r'WS_RANK_ROUTE\("([^"]+)", [A-Z]+,', text)}
     table = routes()
     assert registered | {("GET", "/healthz")} == set(table)

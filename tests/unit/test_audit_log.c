@@ -28,7 +28,7 @@ static void open_log(void)
     struct ws_error err = {0};
     ws_log_set_level(WS_LOG_ERROR);
     (void)unlink(path);
-    if (ws_audit_log_open(path, "test", &err) < 0)
+    if (ws_audit_log_open(path, "test", &err) < 0 || ws_audit_log_start(&err) < 0)
         fail_msg("%s", err.text);
 }
 
@@ -114,7 +114,7 @@ static void test_several_processes(void **state)
         if (pids[i] == 0) {
             struct ws_error err = {0};
             ws_log_set_level(WS_LOG_ERROR);
-            _exit(ws_audit_log_open(path, "child", &err) < 0 ? 2 : child());
+            _exit(ws_audit_log_open(path, "child", &err) < 0 || ws_audit_log_start(&err) < 0 ? 2 : child());
         }
     }
     for (unsigned i = 0; i < PROCESSES; i++) {

@@ -40,8 +40,11 @@ static void look_again(struct ws_access *a)
         ws_stamp_of(a->o.tokens_file); /* before reading: what changes meanwhile is seen again */
     if (ws_stamp_equal(&stamp, &a->stamp))
         return;
-    a->stamp = stamp;
-    if (ws_token_table_read(&table, a->o.tokens_file, &err) < 0) {
+    const int rc = ws_token_table_read(&table, a->o.tokens_file, &err);
+    /* What cannot be read just now, for want of descriptors or memory, is tried again at the next look. */
+    if (rc == 0 || rc == -EINVAL || rc == -EPERM || rc == -E2BIG)
+        a->stamp = stamp;
+    if (rc < 0) {
         ws_log(WS_LOG_WARN, "access", "the tokens of before hold on: %s", err.text);
         ws_audit_log_write(&(struct ws_audit_entry){.what = "tokens",
                                                     .to = a->o.tokens_file,

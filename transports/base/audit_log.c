@@ -38,6 +38,7 @@ static struct {
     struct lines queue;
     unsigned n_queued;
     bool stop;
+    bool has_thread; /* of who opens, starts and closes it */
     /* the thread's own */
     int fd;
     bool is_torn;           /* the file ends in a part of a line */
@@ -230,7 +231,8 @@ int ws_audit_log_open(const char *path, const char *by, struct ws_error *err)
     the.reported_lost = atomic_load(&the.lost);
     STAILQ_INIT(&the.queue);
     ws_cond_init(&the.came);
-    if (the.path && the.by && ws_thread_start(&the.thread, write_lines, NULL) == 0) {
+    the.has_thread = false;
+    if (the.path && the.by) {
         atomic_store(&the.is_open, true);
         return 0;
     }
@@ -238,7 +240,15 @@ int ws_audit_log_open(const char *path, const char *by, struct ws_error *err)
     free(the.path);
     free(the.by);
     pthread_cond_destroy(&the.came);
-    return ws_error_set(err, EAGAIN, "cannot start the thread of the audit log");
+    return ws_error_set(err, ENOMEM, "no memory for the audit log");
+}
+
+int ws_audit_log_start(struct ws_error *err)
+{
+    if (!atomic_load(&the.is_open) || the.has_thread)
+        return 0;
+    the.has_thread = ws_thread_start(&the.thread, write_lines, NULL) == 0;
+    return the.has_thread ? 0 : ws_error_set(err, EAGAIN, "cannot start the thread of the audit log");
 }
 
 void ws_audit_log_close(void)
@@ -249,7 +259,8 @@ void ws_audit_log_close(void)
     the.stop = true;
     pthread_cond_signal(&the.came);
     pthread_mutex_unlock(&the.lock);
-    pthread_join(the.thread, NULL);
+    if (the.has_thread)
+        pthread_join(the.thread, NULL);
     close(the.fd);
     the.fd = -1;
     free(the.path);

@@ -32,9 +32,12 @@ struct ws_audit_entry {
     bool is_logged;    /* the log has it already */
 };
 
-/* Opens the file, and starts its thread; before other threads of the process write entries. by: as above. The errors
- * of files; -EINVAL: it is no plain file, or one is open. */
+/* Opens the file; before other threads of the process write entries. by: as above. The errors of files; -EINVAL: it is
+ * no plain file, or one is open. */
 WS_MUST_USE int ws_audit_log_open(const char *path, const char *by, struct ws_error *err);
+/* Starts its thread, which writes what was queued since; nothing where no file is open. A thread has the capabilities
+ * of its maker, so a daemon that gives some up does so between the two. -EAGAIN. */
+WS_MUST_USE int ws_audit_log_start(struct ws_error *err);
 /* Writes what is queued, and closes the file; no other thread writes entries any more. Nothing where none is open. */
 void ws_audit_log_close(void);
 

@@ -110,7 +110,7 @@ static int check_role(const struct ws_http_incoming *in, struct ws_error *err)
 }
 
 /* Refusals are logged, but not as fast as a client can cause them. */
-static void log_refusal(const struct ws_http_incoming *in, unsigned status)
+void ws_http_log_refusal(const struct ws_http_incoming *in, unsigned status)
 {
     struct ws_http_server *s = in->server;
     const uint64_t now = ws_clock_ns();
@@ -144,7 +144,7 @@ static void refuse(const struct ws_http_incoming *in, unsigned status, struct ws
     a->status = status;
     a->allow = in->allowed;
     if (status == MHD_HTTP_UNAUTHORIZED || status == MHD_HTTP_FORBIDDEN)
-        log_refusal(in, status);
+        ws_http_log_refusal(in, status);
     if (o->refuse)
         o->refuse(o->self, in, a);
     else if (status == MHD_HTTP_UNAUTHORIZED)

@@ -58,6 +58,8 @@ void ws_http_arguments(const struct ws_http_incoming *in, json_t **object);
 /* The body, parsed once; NULL: there is none, or it is no JSON. Stays the request's. */
 json_t *ws_http_json(struct ws_http_incoming *in);
 
+/* Of a handler that refuses a client what the table of routes cannot know: counts and logs it as the server does. */
+void ws_http_log_refusal(const struct ws_http_incoming *in, unsigned status);
 /* The socket of the request's connection, and the peer's address. */
 int ws_http_socket(const struct ws_http_incoming *in);
 void ws_http_peer(const struct ws_http_incoming *in, char out[96]);

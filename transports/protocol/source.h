@@ -17,7 +17,7 @@
 
 struct ws_source_options {
     /* Bearer, or NULL: then a server on this host's loopback is sent the one that it made for this account, where
-     * there is one (access/local_token.h). */
+     * there is one (access/local_token.h). "": none is sent, and none is looked for. */
     const char *token;
     bool insecure; /* the token may go to http:// beyond loopback, in clear text */
     const char *ca_file, *cert_file, *key_file;    /* TLS; NULL: the system's */

@@ -1,5 +1,6 @@
 #include "transports/sign/key.h"
 #include "transports/base/file.h"
+#include "transports/base/log.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <sodium.h>
@@ -179,6 +180,12 @@ static int make(struct ws_secret_key **out, struct ws_error *err)
                             "no memory for a key that can be locked: raise the limit of locked "
                             "memory (ulimit -l)");
     memset(*out, 0, sizeof(**out));
+    if (sodium_mlock(*out, sizeof(**out)) != 0) /* sodium_malloc does not say so */
+        ws_log(WS_LOG_WARN, "sign",
+               "the secret key may be written to swap: its memory cannot be locked (%s); raise the limit of "
+               "locked "
+               "memory (ulimit -l, LimitMEMLOCK=)",
+               strerror(errno));
     return 0;
 }
 

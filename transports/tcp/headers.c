@@ -9,6 +9,7 @@
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define LOOK_NS (200 * WS_MS_NS) /* between looks for a token that is not there, or is another by now */
 
@@ -29,12 +30,35 @@ int ws_tcp_headers_init(struct ws_tcp_headers *h, const char *url, const char *t
 {
     unsigned port;
     pthread_mutex_init(&h->lock, NULL);
-    h->given = token;
-    if (token)
+    const bool is_local = ws_loopback_port(url, &port);
+    h->plain = is_local && strncmp(url, "http://", 7) == 0 ? url : NULL;
+    h->given = token && *token ? token : NULL;
+    if (h->given)
         return use_token(h, token);
-    if (ws_loopback_port(url, &port))
+    if (is_local && !token)
         h->url = url;
     return 0;
+}
+
+int ws_tcp_headers_check(struct ws_tcp_headers *h, struct ws_error *err)
+{
+    unsigned port;
+    uid_t now;
+    int rc = 0;
+    if (!h->plain || !ws_loopback_port(h->plain, &port) || !ws_loopback_owner(h->plain, port, &now))
+        return 0; /* where nobody listens, connecting says so */
+    pthread_mutex_lock(&h->lock);
+    if (!h->is_pinned || now == 0 || now == geteuid())
+        h->account = now;
+    else if (now != h->account)
+        rc = ws_error_set(
+            err, EPERM,
+            "another account, %u, listens at %s by now, where %u did: end that, or if it is meant, name "
+            "the source anew",
+            (unsigned)now, h->plain, (unsigned)h->account);
+    h->is_pinned = true;
+    pthread_mutex_unlock(&h->lock);
+    return rc;
 }
 
 void ws_tcp_headers_destroy(struct ws_tcp_headers *h)

@@ -19,19 +19,25 @@ struct ws_tcp_header_list {
 };
 struct ws_tcp_headers {
     const char *url;   /* NULL: no token is looked for; as what follows, borrowed */
+    const char *plain; /* http:// on this host's loopback, where any account may listen; NULL: it is not */
     const char *given; /* the operator's token; NULL: none */
     pthread_mutex_t lock;
     /* guarded by lock */
     struct ws_tcp_header_list *newest; /* NULL: none */
     char *token;                       /* that was found, in secret memory; NULL: none */
     uid_t owner;                       /* whose server it is of */
+    bool is_pinned;                    /* an account has listened there: */
+    uid_t account;
     uint64_t looked_ns;
     bool was_refused;
 };
 
 /* -ENOMEM; destroy is for that, too. url and token stay. */
 WS_MUST_USE int ws_tcp_headers_init(struct ws_tcp_headers *h, const char *url, const char *token);
-void ws_tcp_headers_destroy(struct ws_tcp_headers *h);           /* wipes them */
+void ws_tcp_headers_destroy(struct ws_tcp_headers *h); /* wipes them */
+/* Before each request: is it still the account that listened first at an http:// address of this host's loopback? Root
+ * and this process's own account may take its place. -EPERM: another one did, since any account may listen there. */
+WS_MUST_USE int ws_tcp_headers_check(struct ws_tcp_headers *h, struct ws_error *err);
 struct curl_slist *ws_tcp_headers_now(struct ws_tcp_headers *h); /* stays until destroy */
 void ws_tcp_headers_blank(struct ws_tcp_headers *h,
                           char *text);                 /* takes its token out of what the source says */

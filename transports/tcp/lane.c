@@ -51,6 +51,9 @@ int ws_tcp_lane_set_up(struct ws_tcp_lane *l, const char *path, struct ws_tcp_gu
 {
     struct ws_source *source = l->head.source;
     char url[WS_MAX_URL + WS_API_PATH_BYTES];
+    const int rc = ws_tcp_headers_check(&((struct ws_tcp_source *)source)->headers, err);
+    if (rc < 0)
+        return rc;
     snprintf(url, sizeof(url), "%s%s", source->url, path);
     l->transfer = (struct ws_http_transfer){.url = url};
     CURLcode bad = ws_tcp_set_up(l->curl, (struct ws_tcp_source *)source, &l->transfer, l->why, guard) < 0;

@@ -38,7 +38,7 @@ static int tcp_open(const char *url, const struct ws_source_options *o, struct w
     if (rc < 0)
         return rc;
     const bool is_local = ws_loopback_port(url, &port);
-    if (o->token && !is_local && !o->insecure && strncmp(url, "https://", 8) != 0)
+    if (o->token && *o->token && !is_local && !o->insecure && strncmp(url, "https://", 8) != 0)
         return ws_error_set(
             err, EACCES,
             "the token would go to %.200s in clear text, for all to read on the way: write https://, "
@@ -59,7 +59,7 @@ static int tcp_open(const char *url, const struct ws_source_options *o, struct w
         for (size_t n = strlen(url); n > 0 && s->head.url[n - 1] == '/'; n--)
             s->head.url[n - 1] = 0;
     bool ok = s->head.url && !o->token == !s->options.token;
-    if (ws_tcp_headers_init(&s->headers, s->head.url, s->options.token) < 0 || !ok) {
+    if (!ok || ws_tcp_headers_init(&s->headers, s->head.url, s->options.token) < 0) {
         tcp_close(&s->head);
         return ws_error_set(err, ENOMEM, "no memory for a source");
     }
@@ -137,8 +137,11 @@ static int request(struct ws_tcp_source *s, const char *path, const json_t *post
         .url = url, .body = body, .n_body = body ? strlen(body) : 0, .timeout_ms = timeout_ms};
     CURL *c = curl_easy_init();
     long status = 0;
-    int rc = c && (!post || (body && post_headers(s, &headers) == 0)) ? 0 : -ENOMEM;
+    int rc = ws_tcp_headers_check(&s->headers, err);
     *out = (struct ws_http_text){.limit = limit};
+    if (rc < 0)
+        goto out;
+    rc = c && (!post || (body && post_headers(s, &headers) == 0)) ? 0 : -ENOMEM;
     snprintf(url, sizeof(url), "%s%s", s->head.url, path);
     t.headers = headers;
     if (rc == 0)

@@ -24,12 +24,27 @@ static const char *lineage_or_null(const struct ws_tcp_call *q)
     return q->api.lineage[0] ? q->api.lineage : NULL;
 }
 
+/* Takes names out of a release's list that the client may not use. */
+static void leave_names(const struct ws_identity *who, json_t *names)
+{
+    for (size_t i = json_array_size(names); i-- > 0;) {
+        const char *name = json_string_value(json_array_get(names, i));
+        if (!name || !ws_identity_may_use(who, name))
+            (void)json_array_remove(names, i);
+    }
+}
+
 /* Takes out of a listing what the client may not use. */
 static void leave_usable(const struct ws_identity *who, json_t *models)
 {
+    if (ws_identity_has_all_models(who))
+        return;
     for (size_t i = json_array_size(models); i-- > 0;) {
-        const char *name = json_string_value(json_object_get(json_array_get(models, i), "name"));
-        if (!ws_identity_has_all_models(who) && (!name || !ws_identity_may_use(who, name)))
+        const json_t *model = json_array_get(models, i);
+        const char *name = json_string_value(json_object_get(model, "name"));
+        if (name && ws_identity_may_use(who, name))
+            leave_names(who, json_object_get(json_object_get(model, "release"), "models"));
+        else
             (void)json_array_remove(models, i);
     }
 }
@@ -102,6 +117,8 @@ static void serve_other(struct ws_tcp_call *q, struct ws_http_answer *a)
     a->type = "text/plain; version=0.0.4; charset=utf-8";
     if (rc < 0)
         ws_http_refuse(a, rc, &err);
+    if (rc == -EPERM)
+        ws_http_log_refusal(in, a->status);
     else if (!a->json && !a->text)
         a->json = json_object();
 }

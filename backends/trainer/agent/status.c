@@ -124,7 +124,10 @@ int ws_status_route(void *self, const struct ws_identity *who, const char *metho
             return get_metrics(a, text, err);
     }
     struct ws_identity on_behalf = {0};
-    if (q.on_behalf[0] && who->roles & WS_ROLE_NODE) {
+    if (q.on_behalf[0] && !(who->roles & WS_ROLE_NODE))
+        return ws_error_set(err, EPERM, "only another node's agent speaks for others (as=), and %s is none",
+                            who->name);
+    if (q.on_behalf[0]) {
         on_behalf = *who;
         on_behalf.is_shared = false;
         snprintf(on_behalf.name, sizeof(on_behalf.name), "%s", q.on_behalf);

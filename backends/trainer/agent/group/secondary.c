@@ -366,19 +366,24 @@ bool ws_secondary_forwards(struct ws_agent *a, const struct ws_agent_request *r)
     return is;
 }
 
+/* What is passed on is made of what was understood here, so that nothing in the request's own text can say on whose
+ * behalf it comes. */
 int ws_secondary_forward(struct ws_agent *a, const struct ws_agent_request *r, json_t **reply,
                          struct ws_error *err)
 {
-    const size_t cap = strlen(r->path) + (r->query ? strlen(r->query) : 0) + 4 * WS_IDENTITY_CHARS;
-    char *full = malloc(cap);
-    if (!full)
-        return ws_error_set(err, ENOMEM, "no memory for a request");
-    snprintf(full, cap, "%s%s%s", r->path, r->query && *r->query ? "?" : "", r->query ? r->query : "");
-    if (ws_identity_owner(r->who)[0]) /* what it reports stays its own there */
-        ws_api_add_argument(full, cap, "as", r->who->name);
+    const struct ws_api_request *q = r->q;
+    const struct {
+        const char *key, *value;
+    } arguments[] = {{"as", ws_identity_owner(r->who)}, {"run", q->lineage}, {"who", q->mount_id}};
+    char full[WS_API_PATH_BYTES + 4 * WS_IDENTITY_CHARS];
+    if (strlen(r->path) > WS_API_PATH_BYTES / 2 || strpbrk(r->path, "?#"))
+        return ws_error_set(err, EINVAL, "the path of this request cannot be passed on to the primary agent");
+    snprintf(full, sizeof(full), "%s", r->path);
+    for (size_t i = 0; i < sizeof(arguments) / sizeof(arguments[0]); i++)
+        if (arguments[i].value[0])
+            ws_api_add_argument(full, sizeof(full), arguments[i].key, arguments[i].value);
     int rc = ws_source_call(a->primary, r->method, full, r->body, reply, err);
     if (rc < 0)
         ws_error_prefix(err, "asked the primary agent");
-    free(full);
     return rc;
 }

@@ -373,6 +373,23 @@ static void drop_old_releases(struct ws_agent *a)
 }
 
 /* A newer release takes the place of those that are being prepared. */
+/* A release that is under way is aborted by a newer one of a model of its; who began that one has to be allowed to use
+ * all of its models. */
+static int check_superseded(const struct ws_agent *a, const struct ws_release_item *item,
+                            const struct ws_identity *who, struct ws_error *err)
+{
+    for (const struct ws_release *r = releases_of(a)->list; r; r = r->next)
+        for (size_t i = 0;
+             r->phase == WS_RELEASE_PREPARING && ws_release_has_model(r, item->model) && i < r->n_items; i++)
+            if (!ws_identity_may_use(who, r->items[i].model))
+                return ws_error_set(
+                    err, EPERM,
+                    "a release of %s would end one that is under way with models that %s may not "
+                    "use: wait until that is over",
+                    item->model, who->name);
+    return 0;
+}
+
 static void supersede(struct ws_agent *a, const struct ws_release_item *item, const struct ws_identity *who)
 {
     char why[128];
@@ -394,6 +411,11 @@ static int start_release(struct ws_agent *a, const struct ws_identity *who,
     uint64_t now = ws_clock_ns();
     if (seconds < 1 || seconds > MAX_PREPARE_S)
         return ws_error_set(err, EINVAL, "prepare_s is a number of seconds from 1 to %d", MAX_PREPARE_S);
+    for (size_t i = 0; i < n; i++) {
+        const int rc = check_superseded(a, &parts[i], who, err);
+        if (rc < 0)
+            return rc;
+    }
     uint64_t id = new_id(a);
     for (size_t i = 0; i < n; i++)
         supersede(a, &parts[i], who);
