@@ -37,7 +37,7 @@ def test_steps():
     "an agent without any capability fills a third slot, lends memory, takes it back, makes deltas and archives"
     need_fuse()
     archive = unique("archive")
-    agent = Agent("--slots", "3", "--archive", archive, "--archive-every", "2")
+    agent = Agent("--slots", "3", "--archive", archive, "--archive-every", "2", "--audit-log", unique("audit"))
     assert sets_of(agent) == only(0), sets_of(agent)
     folders = {1: checkpoint(TENSORS, seed=1)}
     mount, far = Mount(f"unix:{agent.sock}"), Mount(agent.url)

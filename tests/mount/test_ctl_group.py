@@ -123,6 +123,11 @@ def test_sources_of_others():
         raise AssertionError("the mount went to a source that it was not to go to")
     mount = Mount(agent.url, f"ctl-group={GID},state=none", path=public)
     assert by_group(mount, f"add other {other}", "ctl") == 0  # this mount has no token that it could send
+    roots = Agent(makes_token=True)  # nor is it to find one that root's agent on this host made
+    roots.publish("secret", 1, checkpoint(SMALL))
+    assert by_group(mount, f"add secret {roots.url}", "ctl") == 0
+    wait_for(lambda: "401" in mount.text("status"), "the refusal")
+    assert not os.path.exists(mount.file("secret/1"))
     mount.end()
     mount = Mount(agent.url, f"ctl-group={GID}", path=public)
     assert by_group(mount, f"add other {other}", "ctl") == 0

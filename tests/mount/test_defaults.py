@@ -82,6 +82,24 @@ def test_token_of_loopback():
     mount.wait_version("actor", 2)
 
 
+def test_port_of_another_account():
+    "a mount of a server on loopback does not believe another account that takes the port when the server has ended"
+    need_fuse()
+    agent = Agent(makes_token=True)
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    mount = Mount(agent.url)
+    mount.wait_version("actor", 1)
+    agent.end()
+    stranger = NobodysAgent(port=agent.port)
+    wsync("publish", "--agent", f"unix:{stranger.sock}", "--agent-user", "nobody", "--model", "actor", "--version", 2, checkpoint(SMALL, seed=2))
+    wait_for(lambda: "another account, 65534" in mount.text("status"), "the refusal")
+    assert not os.path.exists(mount.file("actor/2"))
+    stranger.end()
+    again = Agent(port=agent.port, makes_token=True)
+    again.publish("actor", 3, checkpoint(SMALL, seed=3))
+    mount.wait_version("actor", 3)
+
+
 def test_token_of_another_account():
     "root's mount, and the account's own commands, find the token of another account's agent"
     need_fuse()

@@ -162,8 +162,8 @@ def test_no_other_routes():
     for folder in ("transports/protocol", "backends/trainer/agent"):
         for place, _, names in os.walk(os.path.join(ROOT, folder)):
             for text in (open(os.path.join(place, n)).read() for n in names if n.endswith(".c")):
-                registered |= {(m, p + ("signature" if verb else ""))
-                               for m, p, verb in re.findall(r'WS_API_ROUTE\w*\(\s*"(\w+)",\s*"([^"]+)"\s*(WS_PROOF_VERB)?\s*,', text)}
+                found = re.findall(r'(?:WS_API_ROUTE\w*\(|\{)\s*"(GET|POST)",\s*"([^"]+)"\s*(WS_PROOF_VERB)?\s*,', text)
+                registered |= {(m, p + ("signature" if verb else "")) for m, p, verb in found}
                 registered |= {("POST", "/v1/local/" + verb) for verb in re.findall(r'WS_RANK_ROUTE\("([^"]+)", [A-Z]+,', text)}
     table = routes()
     assert registered | {("GET", "/healthz")} == set(table)
@@ -198,7 +198,7 @@ def test_reports_under_another_name():
     assert before["prepared"] and before["follows"]
     for path, body in (("/v1/actor/mounts", {"mount": "HOST:M", "gone": True}), ("/v1/actor/1/failed", {"mount": "HOST:M", "error": "no"}),
                        ("/v1/actor/1/failed?as=a", {"mount": "HOST:M", "error": "no"}), ("/v1/actor/mounts?as=a", {"mount": "HOST:M", "gone": True})):
-        assert b.ask("POST", path, body)[0] == 200, path
+        assert b.ask("POST", path, body)[0] == (403 if "as=" in path else 200), path
         assert mounts_of(agent, secrets["read"])["HOST:M", "a"] == before, path
     assert set(mounts_of(agent, secrets["read"])) <= {("HOST:M", "a"), ("HOST:M", "b")}
 
@@ -215,9 +215,32 @@ def test_forwarded_reports():
     assert a.ask("POST", "/v1/actor/1/fetched", {"mount": "HOST:M"})[0] == 200
     assert mounts_of(primary, secrets["read"])["HOST:M", "a"]["fetched"]
     assert a.ask("POST", "/v1/actor/1/release", {})[0] == 403
-    assert Http(primary.url, secrets["report"]).ask("POST", "/v1/actor/1/failed?as=a", {"mount": "HOST:M", "error": "no"})[0] == 200
-    assert not mounts_of(primary, secrets["read"])["HOST:M", "a"]["error"]
-    assert ("HOST:M", "report") in mounts_of(primary, secrets["read"])
+    assert Http(primary.url, secrets["report"]).ask("POST", "/v1/actor/1/failed?as=a", {"mount": "HOST:M", "error": "no"})[0] == 403
+    b = Http(secondary.url, wsync("token", "add", "b", "--role", "read,report", "--file", file).stdout.strip())
+    wait_for(lambda: b.ask("GET", "/v1/models")[0] == 200, "the secondary to know b")
+    gone = {"mount": "HOST:M", "gone": True}
+    assert b.ask("POST", "/v1/actor/mounts?as=a", gone)[0] == 403
+    assert b.ask("POST", "/v1/actor/mounts?x=1&as=", gone)[0] == 400  # a name is not empty
+    assert b.ask("POST", "/v1/actor/mounts?x=%23&who=a", gone)[0] == 200  # b's own, which is not there
+    found = mounts_of(primary, secrets["read"])
+    assert found["HOST:M", "a"]["fetched"] and not found["HOST:M", "a"]["error"] and set(found) == {("HOST:M", "a")}, found
+
+
+def test_models_of_a_release():
+    "who may use some models ends no release of others, does not see their names, and is counted when refused"
+    agent, secrets = world(some="read,release critic*", all="read,release")
+    for model in ("actor", "critic"):  # a mount that never prepares
+        assert Http(agent.url, secrets["report"]).ask("POST", f"/v1/{model}/mounts", {"mount": "HOST:M", "follows": True})[0] == 200
+    some, everything = Http(agent.url, secrets["some"]), Http(agent.url, secrets["all"])
+    refused = 'wsync_agent_refused_total{status="403"} '
+    assert refused + "0" in everything.ask("GET", "/metrics")[1]
+    assert some.ask("POST", "/v1/release", {"models": {"actor": 1}})[0] == 403
+    assert refused + "1" in everything.ask("GET", "/metrics")[1]
+    status, text = everything.ask("POST", "/v1/release", {"models": {"actor": 1, "critic": 1}})
+    assert status == 200, text
+    assert some.ask("POST", "/v1/critic/1/release", {})[0] == 403
+    assert json.loads(everything.ask("GET", "/v1/releases")[1])[0]["phase"] == "preparing"
+    assert [m["release"]["models"] for m in json.loads(some.ask("GET", "/v1/models")[1])["models"]] == [["critic"]]
 
 
 def test_claims_of_a_node():

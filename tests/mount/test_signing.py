@@ -481,6 +481,29 @@ def test_relays():
     refused(run.mount(source=second.url, key=new_key("other")), version, "not trusted")
 
 
+def is_taken(mount, text):
+    try:
+        mount.write_once(text, "actor/ctl")
+    except OSError as e:
+        assert e.errno == errno.EBADMSG, e
+        return False
+    return True
+
+
+def test_liar_before_a_relay():
+    "a relay whose first source lies about signatures gets them from the next one, whether the lie has their form or not"
+    run = Run()
+    for lie in {}, {"format": 1, "manifest": "0" * 64, "signature": "x", "leaves": []}:
+        liar = Between(run.agent)
+        liar.change = lambda path, text, lie=lie: json.dumps(lie).encode() if "/signature" in path else text
+        relay = Relay(f"{liar.url},{run.url}", "state=none")
+        mount = run.mount("state=none", source=relay.url)
+        wait_for(lambda: os.path.isdir(mount.file("actor", 1)), "the version")
+        wait_for(lambda: is_taken(mount, "pull 1"), "the signature of another source", 60)
+        same(mount, 1, run.folders[1])
+        mount.end()
+
+
 def test_archive():
     """an archive has the signatures of what is in it: by dir:, through a web server and through a relay, whole versions and deltas; where one
     was changed or is missing, the version is refused"""

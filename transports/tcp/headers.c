@@ -43,20 +43,23 @@ int ws_tcp_headers_init(struct ws_tcp_headers *h, const char *url, const char *t
 int ws_tcp_headers_check(struct ws_tcp_headers *h, struct ws_error *err)
 {
     unsigned port;
-    uid_t now;
+    uid_t now = 0;
     int rc = 0;
-    if (!h->plain || !ws_loopback_port(h->plain, &port) || !ws_loopback_owner(h->plain, port, &now))
-        return 0; /* where nobody listens, connecting says so */
+    if (!h->plain || !ws_loopback_port(h->plain, &port))
+        return 0;
+    const bool listens = ws_loopback_owner(h->plain, port, &now);
     pthread_mutex_lock(&h->lock);
-    if (!h->is_pinned || now == 0 || now == geteuid())
+    if (!listens && h->is_pinned)
+        rc = ws_error_set(err, EHOSTUNREACH, "nobody listens at %s", h->plain);
+    else if (listens && (!h->is_pinned || now == 0 || now == geteuid()))
         h->account = now;
-    else if (now != h->account)
+    else if (listens && now != h->account)
         rc = ws_error_set(
             err, EPERM,
-            "another account, %u, listens at %s by now, where %u did: end that, or if it is meant, name "
-            "the source anew",
+            "another account, %u, listens at %s by now, where %u did: end that, or if it is meant, "
+            "name the source anew",
             (unsigned)now, h->plain, (unsigned)h->account);
-    h->is_pinned = true;
+    h->is_pinned = h->is_pinned || listens;
     pthread_mutex_unlock(&h->lock);
     return rc;
 }

@@ -35,8 +35,9 @@ struct ws_tcp_headers {
 /* -ENOMEM; destroy is for that, too. url and token stay. */
 WS_MUST_USE int ws_tcp_headers_init(struct ws_tcp_headers *h, const char *url, const char *token);
 void ws_tcp_headers_destroy(struct ws_tcp_headers *h); /* wipes them */
-/* Before each request: is it still the account that listened first at an http:// address of this host's loopback? Root
- * and this process's own account may take its place. -EPERM: another one did, since any account may listen there. */
+/* Before each request, and again before its answer is believed: is it still the account that listened first at an
+ * http:// address of this host's loopback? Root and this process's own account may take its place. -EPERM: another one
+ * did, since any account may listen there; -EHOSTUNREACH: nobody does any more. */
 WS_MUST_USE int ws_tcp_headers_check(struct ws_tcp_headers *h, struct ws_error *err);
 struct curl_slist *ws_tcp_headers_now(struct ws_tcp_headers *h); /* stays until destroy */
 void ws_tcp_headers_blank(struct ws_tcp_headers *h,

@@ -164,6 +164,8 @@ static int request(struct ws_tcp_source *s, const char *path, const json_t *post
                           ws_http_why(&t, code));
     else if (status != 200)
         rc = ws_tcp_status_error(&s->head, url, status, out, err);
+    else
+        rc = ws_tcp_headers_check(&s->headers, err);
 out:
     if (c)
         curl_easy_cleanup(c);
