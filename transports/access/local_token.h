@@ -24,7 +24,7 @@ WS_MUST_USE int ws_local_folder(char out[WS_LOCAL_TOKEN_PATH], struct ws_error *
 WS_MUST_USE int ws_local_token_make(unsigned port, char path[WS_LOCAL_TOKEN_PATH], struct ws_token_hash *hash,
                                     struct ws_error *err);
 /* The token for a server on loopback, by its URL. False: it is not on loopback, there is none, or none that may
- * be sent there. *owner: the account that listens there. Looks at files and at /proc; callable from any thread. */
+ * be sent there. *owner: the account that listens there. Looks at files and asks the kernel; callable from any thread. */
 bool ws_local_token_find(const char *url, char secret[WS_TOKEN_SECRET_CHARS + 1], uid_t *owner);
 
 #endif

@@ -1,12 +1,18 @@
 #include "transports/access/loopback.h"
 #include "transports/base/text.h"
 #include <arpa/inet.h>
+#include <errno.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
+#include <netinet/tcp.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
-#define LISTENS 0x0A /* TCP_LISTEN, as /proc prints it */
-#define HOST    64
+#define HOST 64
 
 /* Host and port of a URL; host without brackets. */
 static bool split(const char *url, char host[HOST], unsigned *port)
@@ -63,55 +69,81 @@ static void note(struct found *f, bool exact, uid_t uid)
     f->any = true;
 }
 
-/* Of one table of the kernel's. address: as it prints the one that is asked for; all: that of all addresses. */
-static void look(const char *table, const char *address, const char *all, unsigned port, struct found *f)
+/* --- the kernel's list of listeners --- */
+
+/* Of one family's answer. address: 4 or 16 bytes. */
+static void note_message(const struct inet_diag_msg *m, const void *address, size_t n, unsigned port,
+                         struct found *f)
 {
-    char line[512], local[40];
-    FILE *file = fopen(table, "re");
-    if (!file)
-        return;
-    while (fgets(line, sizeof(line), file)) {
-        unsigned at, state, uid;
-        if (sscanf(line, " %*u: %39[0-9A-F]:%x %*[0-9A-F]:%*x %x %*x:%*x %*x:%*x %*x %u", local, &at, &state,
-                   &uid) == 4 &&
-            state == LISTENS && at == port && (strcmp(local, address) == 0 || strcmp(local, all) == 0))
-            note(f, strcmp(local, address) == 0, uid);
-    }
-    fclose(file);
+    static const unsigned char all[16];
+    const bool exact = memcmp(m->id.idiag_src, address, n) == 0;
+    if (ntohs(m->id.idiag_sport) == port && (exact || memcmp(m->id.idiag_src, all, n) == 0))
+        note(f, exact, m->idiag_uid);
 }
 
-/* An address as /proc prints it: words of four bytes, each in the host's order. */
-static void print(const void *bytes, size_t n, char out[40])
+/* 1: there is more to come; 0: that was all; -EPROTO: the kernel does not tell. */
+static int take(const struct nlmsghdr *h, size_t got, const void *address, size_t n, unsigned port,
+                struct found *f)
 {
-    for (size_t i = 0; i < n; i += 4) {
-        uint32_t word;
-        memcpy(&word, (const char *)bytes + i, 4);
-        snprintf(out + 2 * i, 9, "%08X", word);
+    for (; NLMSG_OK(h, got); h = NLMSG_NEXT(h, got)) {
+        if (h->nlmsg_type == NLMSG_DONE)
+            return 0;
+        if (h->nlmsg_type != SOCK_DIAG_BY_FAMILY || h->nlmsg_len < NLMSG_LENGTH(sizeof(struct inet_diag_msg)))
+            return -EPROTO;
+        note_message(NLMSG_DATA(h), address, n, port, f);
     }
+    return 1;
+}
+
+/* Listeners alone, by netlink (sock_diag(7)): /proc/net/tcp has all connections of the host, and takes long. False: the
+ * kernel does not tell. */
+static bool look(int family, const void *address, unsigned port, struct found *f)
+{
+    struct {
+        struct nlmsghdr head;
+        struct inet_diag_req_v2 body;
+    } ask = {.head = {.nlmsg_len = sizeof(ask),
+                      .nlmsg_type = SOCK_DIAG_BY_FAMILY,
+                      .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP},
+             .body = {.sdiag_family = (unsigned char)family,
+                      .sdiag_protocol = IPPROTO_TCP,
+                      .idiag_states = 1U << TCP_LISTEN}};
+    _Alignas(struct nlmsghdr) char answer[16384];
+    const size_t n = family == AF_INET ? 4 : 16;
+    const int sock = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
+    int rc = sock >= 0 && send(sock, &ask, sizeof(ask), 0) == (ssize_t)sizeof(ask) ? 1 : -errno;
+    while (rc > 0) {
+        const ssize_t got = recv(sock, answer, sizeof(answer), 0);
+        rc = got > 0 ? take((const struct nlmsghdr *)answer, (size_t)got, address, n, port, f)
+             : got < 0 && errno == EINTR ? 1
+                                         : -EPROTO;
+    }
+    if (sock >= 0)
+        close(sock);
+    return rc == 0;
 }
 
 bool ws_loopback_owner(const char *url, unsigned port, uid_t *owner)
 {
-    static const char ALL4[] = "00000000", ALL6[] = "00000000000000000000000000000000";
-    char host[HOST], text[40];
+    static const struct in6_addr all6;
+    char host[HOST];
     unsigned ignored;
     struct in_addr v4 = {.s_addr = htonl(INADDR_LOOPBACK)};
     struct in6_addr v6 = IN6ADDR_LOOPBACK_INIT;
     struct found four = {0}, six = {0};
+    bool told = true;
     if (!split(url, host, &ignored))
         return false;
     const bool named = strcmp(host, "localhost") == 0;
     if (named || inet_pton(AF_INET, host, &v4) == 1) {
-        print(&v4, sizeof(v4), text);
-        look("/proc/net/tcp", text, ALL4, port, &four);
-        if (!four.any) /* a listener at [::] takes IPv4, too */
-            look("/proc/net/tcp6", ALL6, ALL6, port, &four);
+        told = look(AF_INET, &v4, port, &four);
+        if (told && !four.any) /* a listener at [::] takes IPv4, too */
+            told = look(AF_INET6, &all6, port, &four);
     }
     if (named || inet_pton(AF_INET6, host, &v6) == 1) {
-        print(&v6, sizeof(v6), text);
-        look("/proc/net/tcp6", text, ALL6, port, &six);
+        told = told && look(AF_INET6, &v6, port, &six);
     }
     *owner = four.any ? four.owner : six.owner;
-    return (four.any || six.any) && !four.several && !six.several &&
+    return told && (four.any || six.any) && !four.several && !six.several &&
            !(four.any && six.any && four.owner != six.owner);
 }

@@ -169,7 +169,7 @@ static void put(struct ws_http_credentials *c)
 static void look_again(struct ws_http_tls *tls)
 {
     const uint64_t now = ws_clock_ns();
-    struct ws_http_credentials *new;
+    struct ws_http_credentials *new = NULL;
     struct ws_error err = {0};
     if (now - tls->looked_ns < LOOK_NS)
         return;
