@@ -19,12 +19,17 @@ static bool is_reserved(const char *text, size_t n)
     return false;
 }
 
+static bool is_one_of(const char *set, char c)
+{
+    return c && strchr(set, c);
+}
+
 bool ws_identity_is_name(const char *text, size_t n)
 {
     if (n == 0 || n > WS_IDENTITY_CHARS || !isalnum((unsigned char)text[0]) || is_reserved(text, n))
         return false;
     for (size_t i = 0; i < n; i++)
-        if (!isalnum((unsigned char)text[i]) && !memchr("._-@:/+", text[i], 7))
+        if (!isalnum((unsigned char)text[i]) && !is_one_of("._-@:/+", text[i]))
             return false;
     return true;
 }
@@ -34,7 +39,7 @@ bool ws_identity_are_models(const char *text, size_t n)
     if (n == 0 || n > WS_MODELS_CHARS || text[0] == ',' || text[n - 1] == ',')
         return false;
     for (size_t i = 0; i < n; i++)
-        if (!isalnum((unsigned char)text[i]) && !memchr("._-@*,", text[i], 6))
+        if (!isalnum((unsigned char)text[i]) && !is_one_of("._-@*,", text[i]))
             return false;
     return !memmem(text, n, ",,", 2);
 }
