@@ -179,7 +179,7 @@ static void look_again(struct ws_http_tls *tls)
     const int rc = read_credentials(tls, false, &new, &err);
     if (rc < 0 && rc != -EINVAL) /* it cannot be read just now: it is tried again at the next look */
         memset(tls->stamp, 0, sizeof(tls->stamp));
-    if (rc < 0) {
+    if (rc < 0 || !new) {
         ws_log(WS_LOG_WARN, "http", "the TLS files of before hold on: %s", err.text);
         return;
     }
