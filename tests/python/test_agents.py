@@ -3,6 +3,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import sys
 import urllib.error
 import urllib.request
@@ -186,12 +187,13 @@ def test_mounts_find_the_token(place):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start an agent as another user")
-def test_agent_of_another_account(place, monkeypatch):
+def test_agent_of_another_account(monkeypatch):
     """an agent that another account runs is refused by name, also where root owns the folder, until that account is named"""
     other = 65534
-    os.makedirs(os.path.dirname(place))
-    os.chmod(os.path.dirname(place), 0o1777)
-    os.chmod(world.TESTDIR, 0o755)
+    folder = tempfile.mkdtemp(prefix="wsync-test-", dir="/tmp")  # which that account reaches wherever TESTDIR lies
+    world.at_end(shutil.rmtree, folder, ignore_errors=True)
+    os.chmod(folder, 0o1777)
+    place = f"{folder}/agent.sock"
     agent = subprocess.Popen([world.WSYNC, "agent", "--socket", place], user=other, group=other, extra_groups=[], stdout=subprocess.DEVNULL)
     world.at_end(agent.wait)
     world.at_end(agent.terminate)
