@@ -190,3 +190,30 @@ def test_tokens_on_a_connection_that_stays_open():
         wait_for(lambda: status("one") == 401, "the token to be refused")
         assert time.monotonic() - began < 2 * SLOW
         assert [status(t) for t in ("one", "two", "three")] == [401, 200, 200]
+
+
+def test_fifos_in_place_of_files():
+    "a FIFO where the tokens, or the certificate, were stops no server: those of before hold on, and it ends when it is told to"
+    files, authority, tokens = Files(), Authority(), unique("tokens")
+    files.hold(authority)
+    secret = wsync("token", "add", "a", "--role", "read", "--file", tokens).stdout.strip()
+    agent = Agent("--tokens", tokens)
+    tls = Process("agent", "--listen", f"127.0.0.1:{(port := free_port())}", "--socket", unique("tls") + ".sock", "--tls-cert", files.cert,
+                  "--tls-key", files.key, "--insecure")
+    context = ssl.create_default_context(cafile=authority.file)
+    healthy = lambda: urllib.request.urlopen(f"https://localhost:{port}/healthz", timeout=20 * SLOW, context=context).status == 200
+    wait_for(lambda: try_(healthy), "the agent with TLS")
+    for path in (tokens, files.cert):
+        os.unlink(path)
+        os.mkfifo(path)
+    for _ in range(3):  # it looks at them once a second
+        time.sleep(0.7)
+        assert agent.get("/v1/models", Authorization=f"Bearer {secret}")["models"] == [] and healthy()
+    wait_for(lambda: "no plain file" in agent.text() and "no plain file" in tls.text(), "the reason in both logs")
+
+
+def try_(condition):
+    try:
+        return condition()
+    except OSError:
+        return False

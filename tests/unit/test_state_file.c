@@ -81,6 +81,12 @@ static void test_read_error(void **state)
                      -EISDIR); /* read(2) fails, open(2) does not */
     assert_null(text);
     assert_int_equal(n, 0);
+    char fifo[300];
+    snprintf(fifo, sizeof(fifo), "%.200s/fifo", folder);
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    assert_int_equal(ws_state_file_read(fifo, &text, &n, &err), -EINVAL); /* at once, though nobody writes */
+    assert_null(text);
+    assert_int_equal(unlink(fifo), 0);
 }
 
 int main(void)

@@ -51,11 +51,23 @@ int ws_state_file_write(const char *path, const char *text, size_t n)
 
 int ws_state_file_read(const char *path, char **out, size_t *n, struct ws_error *err)
 {
-    FILE *f = fopen(path, "re");
+    struct stat st;
+    const int fd =
+        open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* of a FIFO it would wait for a writer */
     *out = NULL;
     *n = 0;
-    if (!f)
+    if (fd < 0)
         return errno == ENOENT ? 0 : ws_error_set(err, errno, "cannot read %s: %s", path, strerror(errno));
+    if (fstat(fd, &st) == 0 && !S_ISREG(st.st_mode)) {
+        close(fd);
+        return S_ISDIR(st.st_mode) ? ws_error_set(err, EISDIR, "cannot read %s: %s", path, strerror(EISDIR))
+                                   : ws_error_set(err, EINVAL, "cannot read %s: it is no plain file", path);
+    }
+    FILE *f = fdopen(fd, "r");
+    if (!f) {
+        close(fd);
+        return ws_error_set(err, ENOMEM, "no memory to read %s", path);
+    }
     char *text = malloc(WS_MAX_STATE_FILE_BYTES + 1);
     int rc = 0;
     errno = 0;

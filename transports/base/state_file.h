@@ -12,7 +12,8 @@ WS_MUST_USE int ws_state_file_make_folder(const char *path); /* makes the folder
  * time for one path. 0 or -errno. */
 WS_MUST_USE int ws_state_file_write(const char *path, const char *text, size_t n);
 /* The whole file with a NUL after it, malloc'ed; *out is NULL and the result 0 where there is none. A part of
- * it is never returned: a read error is its errno, a longer file -EFBIG. */
+ * it is never returned: a read error is its errno, a longer file -EFBIG; a FIFO or a device is never waited
+ * for: -EINVAL. */
 WS_MUST_USE int ws_state_file_read(const char *path, char **out, size_t *n, struct ws_error *err);
 
 #endif
