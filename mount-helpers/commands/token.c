@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static const struct cli_option options[] = {
     {"role", 'r', "ROLES",
@@ -62,6 +63,19 @@ static int show(const struct cli_args *args, const char *secret)
     return rc;
 }
 
+/* A token never takes the place of the tokens file, of a device or of a link. */
+static int check_out(const char *out, const char *path)
+{
+    struct stat st, tokens;
+    if (!out || lstat(out, &st) != 0)
+        return CLI_OK;
+    if (!S_ISREG(st.st_mode))
+        return cli_usage("--out %s is no plain file: name a file of its own for the token", out);
+    if (stat(path, &tokens) == 0 && tokens.st_dev == st.st_dev && tokens.st_ino == st.st_ino)
+        return cli_usage("--out %s is the tokens file itself: name a file of its own for the token", out);
+    return CLI_OK;
+}
+
 static int add(const struct cli_args *args)
 {
     const char *path = file_of(args), *roles = cli_get(args, "role");
@@ -73,6 +87,8 @@ static int add(const struct cli_args *args)
         return cli_usage("what may it do? --role read,report is what a mount needs");
     if (cli_has(args, "certificate") && cli_has(args, "out"))
         return cli_usage("--certificate makes no token that --out could write");
+    if (check_out(cli_get(args, "out"), path) != CLI_OK)
+        return CLI_USAGE;
     if (roles && ws_roles_parse(roles, strlen(roles), &t.roles, &err) < 0)
         return cli_usage("--role: %s", err.text);
     if (!cli_has(args, "certificate")) {

@@ -105,3 +105,16 @@ def test_calls_at_once():
     assert [c.wait(60 * SLOW) for c in calls] == [0] * 20
     assert open(file).read() == "# mine\nfirst read -\n"
     assert not os.path.exists(file + ".new")
+
+
+def test_out_replaces_no_other_file():
+    "a token is written over no tokens file, no device and no link; nothing is added then"
+    file = unique("tokens")
+    wsync("token", "add", "a", "--role", "read", "--file", file)
+    before, fifo, link = open(file).read(), unique("fifo"), unique("link")
+    os.mkfifo(fifo)
+    os.symlink(file, link)
+    for out in (file, fifo, link):
+        r = wsync("token", "add", "b", "--role", "read", "--file", file, "--out", out, check=False)
+        assert r.returncode == 2 and out in r.stderr and "a file of its own" in r.stderr, r.stderr
+    assert open(file).read() == before and os.path.islink(link)
