@@ -118,3 +118,6 @@ def test_out_replaces_no_other_file():
         r = wsync("token", "add", "b", "--role", "read", "--file", file, "--out", out, check=False)
         assert r.returncode == 2 and out in r.stderr and "a file of its own" in r.stderr, r.stderr
     assert open(file).read() == before and os.path.islink(link)
+    os.chmod(file, 0o666)  # as servers do
+    r = wsync("token", "add", "b", "--role", "read", "--file", file, check=False)
+    assert r.returncode == 1 and "chmod o-w" in r.stderr and not r.stdout and open(file).read() == before, r

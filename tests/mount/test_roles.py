@@ -238,9 +238,13 @@ def test_models_of_a_release():
     assert refused + "1" in everything.ask("GET", "/metrics")[1]
     status, text = everything.ask("POST", "/v1/release", {"models": {"actor": 1, "critic": 1}})
     assert status == 200, text
+    told = json.loads(everything.ask("GET", "/v1/releases")[1])[0]["mounts"]
+    assert {(m["mount"], m["identity"]) for m in told} == {("HOST:M", "report")}, told
     assert some.ask("POST", "/v1/critic/1/release", {})[0] == 403
     assert json.loads(everything.ask("GET", "/v1/releases")[1])[0]["phase"] == "preparing"
     assert [m["release"]["models"] for m in json.loads(some.ask("GET", "/v1/models")[1])["models"]] == [["critic"]]
+    assert Http(agent.url, secrets["report"]).ask("POST", "/v1/critic/1/failed", {"mount": "HOST:M", "error": "no"})[0] == 200
+    assert "HOST:M (identity report) cannot take critic/1" in json.loads(everything.ask("GET", "/v1/releases")[1])[0]["why"]
 
 
 def test_claims_of_a_node():

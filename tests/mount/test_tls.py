@@ -149,6 +149,9 @@ def test_clients_with_a_token():
     agent = TlsAgent(authority, "--tls-client-ca", authority.file, "--token-file", token)
     for shown, bearer, status in (("right", "secret", 200), ("right", "other", 401), ("none", "secret", 401), ("expired", "secret", 401)):
         assert curl(agent.url + "/v1/models", authority, shows[shown], "-H", f"Authorization: Bearer {bearer}")[0] == status, (shown, bearer)
+    agent = TlsAgent(authority, "--tls-client-ca", authority.file)  # without tokens of its own: a mount may have one for its other sources
+    for shown, status in (("right", 200), ("none", 401)):
+        assert curl(agent.url + "/v1/models", authority, shows[shown], "-H", "Authorization: Bearer of-another")[0] == status, shown
 
 
 def test_clients_of_a_mount():

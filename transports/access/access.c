@@ -16,9 +16,9 @@
 #define LOOK_NS WS_SECOND_NS /* between looks whether the tokens file has changed */
 
 struct ws_access {
-    struct ws_access_options o; /* its strings are the access's own */
+    struct ws_access_options o; /* tokens_file and socket are copies; token is NULL */
     struct ws_token_hash shared, local;
-    bool has_local;
+    bool has_shared, has_local;
     char local_path[WS_LOCAL_TOKEN_PATH], hint[2 * WS_LOCAL_TOKEN_PATH + 160];
     pthread_mutex_t lock;
     /* guarded by lock */
@@ -66,12 +66,12 @@ int ws_access_new(struct ws_access **out, const struct ws_access_options *o, str
     if (!a)
         return ws_error_set(err, ENOMEM, "no memory for a server's tokens");
     a->o = *o;
-    a->o.tokens_file = NULL;
-    a->o.socket = NULL;
+    a->o.tokens_file = a->o.socket = a->o.token = NULL;
+    a->has_shared = o->token;
     pthread_mutex_init(&a->lock, NULL);
     if (o->token || o->tokens_file || o->makes_local_token) /* clients show theirs */
         ws_secret_leave_no_core();
-    if (o->token)
+    if (a->has_shared)
         ws_token_hash(o->token, &a->shared);
     if ((o->tokens_file && !(a->o.tokens_file = strdup(o->tokens_file))) ||
         (o->socket && !(a->o.socket = strdup(o->socket))))
@@ -101,7 +101,7 @@ void ws_access_free(struct ws_access *a)
 
 bool ws_access_asks(const struct ws_access *a)
 {
-    return a->o.tokens_file || a->o.token;
+    return a->o.tokens_file || a->has_shared;
 }
 
 int ws_access_make_local(struct ws_access *a, unsigned port, struct ws_error *err)
@@ -144,7 +144,7 @@ static bool by_secret(struct ws_access *a, const char *secret, struct ws_identit
     const struct ws_token_line *line = ws_token_table_by_hash(&a->table, &hash);
     if (line)
         *out = line->identity;
-    else if (a->o.token && ws_token_hash_equal(&hash, &a->shared))
+    else if (a->has_shared && ws_token_hash_equal(&hash, &a->shared))
         give(out, WS_IDENTITY_SHARED, roles_of_many(a));
     else if (a->has_local && ws_token_hash_equal(&hash, &a->local))
         give(out, WS_IDENTITY_LOCAL, WS_ROLES_OF_CLIENTS | WS_ROLE_ADMIN);
@@ -156,7 +156,7 @@ static bool by_secret(struct ws_access *a, const char *secret, struct ws_identit
 /* The first of its names that has a line; else one that has no role. */
 static bool by_certificate(struct ws_access *a, const char *const *names, size_t n, struct ws_identity *out)
 {
-    const bool needs_token = a->o.token && !a->o.tokens_file; /* as with wsync 0.1: both are asked for */
+    const bool needs_token = a->has_shared && !a->o.tokens_file; /* as with wsync 0.1: both are asked for */
     if (n == 0 || needs_token)
         return false;
     for (size_t i = 0; i < n && a->o.tokens_file; i++) {
@@ -175,7 +175,9 @@ static bool by_certificate(struct ws_access *a, const char *const *names, size_t
 void ws_access_identify(struct ws_access *a, const char *authorization, const char *const *names, size_t n,
                         struct ws_identity *out)
 {
-    const bool bearer = authorization && strncasecmp(authorization, "Bearer ", 7) == 0;
+    /* A server that has no tokens is told nothing by one: a mount may send the same to all of its sources. */
+    const bool bearer =
+        authorization && strncasecmp(authorization, "Bearer ", 7) == 0 && (ws_access_asks(a) || a->has_local);
     *out = (struct ws_identity){0};
     pthread_mutex_lock(&a->lock);
     look_again(a);

@@ -58,7 +58,7 @@ struct found {
     uid_t owner;
 };
 
-static void note(struct found *f, bool exact, uid_t uid)
+static void record(struct found *f, bool exact, uid_t uid)
 {
     if (f->exact && !exact)
         return;
@@ -72,25 +72,25 @@ static void note(struct found *f, bool exact, uid_t uid)
 /* --- the kernel's list of listeners --- */
 
 /* Of one family's answer. address: 4 or 16 bytes. */
-static void note_message(const struct inet_diag_msg *m, const void *address, size_t n, unsigned port,
-                         struct found *f)
+static void record_message(const struct inet_diag_msg *m, const void *address, size_t n, unsigned port,
+                           struct found *f)
 {
     static const unsigned char all[16];
     const bool exact = memcmp(m->id.idiag_src, address, n) == 0;
     if (ntohs(m->id.idiag_sport) == port && (exact || memcmp(m->id.idiag_src, all, n) == 0))
-        note(f, exact, m->idiag_uid);
+        record(f, exact, m->idiag_uid);
 }
 
 /* 1: there is more to come; 0: that was all; -EPROTO: the kernel does not tell. */
-static int take(const struct nlmsghdr *h, size_t got, const void *address, size_t n, unsigned port,
-                struct found *f)
+static int parse_answer(const struct nlmsghdr *h, size_t got, const void *address, size_t n, unsigned port,
+                        struct found *f)
 {
     for (; NLMSG_OK(h, got); h = NLMSG_NEXT(h, got)) {
         if (h->nlmsg_type == NLMSG_DONE)
             return 0;
         if (h->nlmsg_type != SOCK_DIAG_BY_FAMILY || h->nlmsg_len < NLMSG_LENGTH(sizeof(struct inet_diag_msg)))
             return -EPROTO;
-        note_message(NLMSG_DATA(h), address, n, port, f);
+        record_message(NLMSG_DATA(h), address, n, port, f);
     }
     return 1;
 }
@@ -114,7 +114,7 @@ static bool look(int family, const void *address, unsigned port, struct found *f
     int rc = sock >= 0 && send(sock, &ask, sizeof(ask), 0) == (ssize_t)sizeof(ask) ? 1 : -errno;
     while (rc > 0) {
         const ssize_t got = recv(sock, answer, sizeof(answer), 0);
-        rc = got > 0 ? take((const struct nlmsghdr *)answer, (size_t)got, address, n, port, f)
+        rc = got > 0 ? parse_answer((const struct nlmsghdr *)answer, (size_t)got, address, n, port, f)
              : got < 0 && errno == EINTR ? 1
                                          : -EPROTO;
     }

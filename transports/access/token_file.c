@@ -78,6 +78,8 @@ static int begin(struct change *c, const char *path, struct ws_error *err)
 {
     *c = (struct change){.fd = -1};
     int rc = lock(c, path, err);
+    if (rc == 0 && c->st.st_mode & S_IWOTH) /* as servers refuse it */
+        rc = ws_error_set(err, EPERM, "every account may write the tokens file %.200s: chmod o-w it", path);
     if (rc == 0)
         rc = ws_state_file_read(c->path, &c->text, &c->n, err);
     if (rc == 0 && !c->text)

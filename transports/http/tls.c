@@ -144,7 +144,7 @@ static int read_credentials(struct ws_http_tls *tls, bool first, struct ws_http_
 }
 
 /* False: the files are what they were. */
-static bool note_stamps(struct ws_http_tls *tls)
+static bool update_stamps(struct ws_http_tls *tls)
 {
     bool changed = false;
     for (size_t i = 0; i < N_FILES; i++) {
@@ -174,7 +174,7 @@ static void look_again(struct ws_http_tls *tls)
     if (now - tls->looked_ns < LOOK_NS)
         return;
     tls->looked_ns = now;
-    if (!note_stamps(tls)) /* before reading: what changes meanwhile is seen again */
+    if (!update_stamps(tls)) /* before reading: what changes meanwhile is seen again */
         return;
     const int rc = read_credentials(tls, false, &new, &err);
     if (rc < 0 && rc != -EINVAL) /* it cannot be read just now: it is tried again at the next look */
@@ -207,7 +207,7 @@ int ws_http_tls_new(struct ws_http_tls **out, const struct ws_http_tls_files *fi
         if (paths[i] && !(tls->path[i] = strdup(paths[i])))
             rc = ws_error_set(err, ENOMEM, "no memory for TLS");
     if (rc == 0) {
-        (void)note_stamps(tls);
+        (void)update_stamps(tls);
         tls->looked_ns = ws_clock_ns();
         rc = read_credentials(tls, true, &tls->current, err);
     }

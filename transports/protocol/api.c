@@ -175,14 +175,15 @@ static char *put_name(char *at, const char *name)
     return at;
 }
 
-void ws_api_add_argument(char *out, size_t cap, const char *key, const char *name)
+int ws_api_add_argument(char *out, size_t cap, const char *key, const char *name)
 {
     const size_t n = strlen(out);
     if (n + strlen(key) + 3 * strlen(name) + 3 > cap)
-        return;
+        return -ENAMETOOLONG;
     char *at = stpcpy(out + n, strchr(out, '?') ? "&" : "?");
     at = put_name(stpcpy(stpcpy(at, key), "="), name);
     *at = 0;
+    return 0;
 }
 
 void ws_api_models_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t since, unsigned timeout_ms,

@@ -76,8 +76,8 @@ void ws_api_delta_path(char out[WS_API_PATH_BYTES], const char *model, const str
 /* Which mounts serve a version: GET; mount_id as in ws_fleet_serves. */
 void ws_api_loaded_path(char out[WS_API_PATH_BYTES], const char *model, uint64_t version,
                         const char *mount_id);
-/* Appends a name to a query, percent-encoded: "&as=NAME". */
-void ws_api_add_argument(char *out, size_t cap, const char *key, const char *name);
+/* Appends a name to a query, percent-encoded: "&as=NAME". -ENAMETOOLONG: it does not fit, and nothing is appended. */
+WS_MUST_USE int ws_api_add_argument(char *out, size_t cap, const char *key, const char *name);
 void ws_api_model_path(char out[WS_API_PATH_BYTES], const char *verb, const char *model);
 
 #endif

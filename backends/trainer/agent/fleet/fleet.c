@@ -103,6 +103,11 @@ void ws_fleet_remove(struct ws_fleet *f, const char *owner, const char *mount_id
     }
 }
 
+static const char *owner_name(const struct ws_fleet_mount *m)
+{
+    return m->owner[0] ? m->owner : "an identity that many share";
+}
+
 int ws_fleet_forget(struct ws_fleet *f, const char *owner, const char *mount_id, uint64_t now_ns,
                     struct ws_error *err)
 {
@@ -111,8 +116,11 @@ int ws_fleet_forget(struct ws_fleet *f, const char *owner, const char *mount_id,
         if (strcmp((*at)->mount_id, mount_id) != 0 || (owner && strcmp((*at)->owner, owner) != 0))
             continue;
         if (found)
-            return ws_error_set(err, EINVAL, "several identities report a mount %.300s: say of which",
-                                mount_id);
+            return ws_error_set(
+                err, EINVAL,
+                "%s and %s both report a mount %.300s: say of which (\"identity\", wsync model "
+                "forget --identity)",
+                owner_name(*found), owner_name(*at), mount_id);
         found = at;
     }
     if (!found)

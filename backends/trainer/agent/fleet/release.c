@@ -58,8 +58,18 @@ static void commit(struct ws_release *r)
         ws_fleet_commit(r->items[i].fleet, r->id, &r->items[i].target);
 }
 
+/* A mount's own words may say another host's name: its identity stands beside them. */
+static const char *name_of(const struct ws_fleet_mount *m,
+                           char out[WS_MOUNT_ID_CHARS + WS_IDENTITY_CHARS + 16])
+{
+    snprintf(out, WS_MOUNT_ID_CHARS + WS_IDENTITY_CHARS + 16,
+             m->owner[0] ? "%.300s (identity %s)" : "%.300s%s", m->mount_id, m->owner);
+    return out;
+}
+
 bool ws_release_advance(struct ws_release *r, uint64_t now_ns)
 {
+    char name[WS_MOUNT_ID_CHARS + WS_IDENTITY_CHARS + 16];
     char why[WS_ERROR_TEXT];
     const struct ws_fleet_mount *waiting = NULL, *silent = NULL;
     size_t ready = 0;
@@ -72,8 +82,8 @@ bool ws_release_advance(struct ws_release *r, uint64_t now_ns)
             if (!m->follows)
                 continue;
             if (at == WS_FLEET_FAILED) {
-                snprintf(why, sizeof(why), "%.300s cannot take %s/%" PRIu64 ": %.600s", m->mount_id, p->model,
-                         p->target.version, m->error);
+                snprintf(why, sizeof(why), "%.440s cannot take %s/%" PRIu64 ": %.500s", name_of(m, name),
+                         p->model, p->target.version, m->error);
                 ws_release_abort(r, why);
                 return true;
             }
@@ -88,7 +98,7 @@ bool ws_release_advance(struct ws_release *r, uint64_t now_ns)
         waiting =
             silent; /* the agent's own link may be cut: a release is never committed without any mount */
     if (waiting && now_ns > r->deadline_ns) {
-        snprintf(why, sizeof(why), "%.300s %s", waiting->mount_id,
+        snprintf(why, sizeof(why), "%.440s %s", name_of(waiting, name),
                  waiting == silent ? "and all others are not heard of" : "had not prepared it in time");
         ws_release_abort(r, why);
         return true;
@@ -138,10 +148,11 @@ json_t *ws_release_json(const struct ws_release *r, uint64_t now_ns)
         for (const struct ws_fleet_mount *m = p->fleet->mounts; m; m = m->next) {
             enum ws_fleet_progress at = ws_fleet_mount_progress(p->fleet, m, r->id, &p->target, now_ns);
             if (m->follows)
-                json_array_append_new(
-                    mounts, json_pack("{s:s,s:s,s:s,s:I,s:s}", "mount", m->mount_id, "model", p->model,
-                                      "state", ws_fleet_progress_name(at), "engines", (json_int_t)m->engines,
-                                      "error", at == WS_FLEET_FAILED ? m->error : ""));
+                json_array_append_new(mounts, json_pack("{s:s,s:s*,s:s,s:s,s:I,s:s}", "mount", m->mount_id,
+                                                        "identity", m->owner[0] ? m->owner : NULL, "model",
+                                                        p->model, "state", ws_fleet_progress_name(at),
+                                                        "engines", (json_int_t)m->engines, "error",
+                                                        at == WS_FLEET_FAILED ? m->error : ""));
         }
     }
     return json_pack("{s:I,s:s,s:b,s:b,s:s,s:o,s:o}", "id", (json_int_t)r->id, "phase", phase_name(r->phase),

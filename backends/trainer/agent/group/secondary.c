@@ -375,14 +375,16 @@ int ws_secondary_forward(struct ws_agent *a, const struct ws_agent_request *r, j
     const struct {
         const char *key, *value;
     } arguments[] = {{"as", ws_identity_owner(r->who)}, {"run", q->lineage}, {"who", q->mount_id}};
-    char full[WS_API_PATH_BYTES + 4 * WS_IDENTITY_CHARS];
-    if (strlen(r->path) > WS_API_PATH_BYTES / 2 || strpbrk(r->path, "?#"))
-        return ws_error_set(err, EINVAL, "the path of this request cannot be passed on to the primary agent");
-    snprintf(full, sizeof(full), "%s", r->path);
-    for (size_t i = 0; i < sizeof(arguments) / sizeof(arguments[0]); i++)
+    char full[2 * WS_API_PATH_BYTES];
+    int rc = strpbrk(r->path, "?#") ? -EINVAL : 0;
+    if (snprintf(full, sizeof(full), "%s", r->path) >= (int)sizeof(full))
+        rc = -ENAMETOOLONG;
+    for (size_t i = 0; rc == 0 && i < sizeof(arguments) / sizeof(arguments[0]); i++)
         if (arguments[i].value[0])
-            ws_api_add_argument(full, sizeof(full), arguments[i].key, arguments[i].value);
-    int rc = ws_source_call(a->primary, r->method, full, r->body, reply, err);
+            rc = ws_api_add_argument(full, sizeof(full), arguments[i].key, arguments[i].value);
+    if (rc < 0)
+        return ws_error_set(err, EINVAL, "the path of this request cannot be passed on to the primary agent");
+    rc = ws_source_call(a->primary, r->method, full, r->body, reply, err);
     if (rc < 0)
         ws_error_prefix(err, "asked the primary agent");
     return rc;

@@ -2,9 +2,9 @@
  *
  * The manifest is signed before the version is announced (core/slot.c). The tree of all blocks follows: a thread
  * hashes the slot under a lease that its revocation ends at once, at a low priority and after a moment, because only
- * whole pulls wait for it; one that does has it begun. Leaves of blocks that did not change are taken over from a version before. A delta is signed as soon as it is
- * whole. Both stay in memory for as long as some versions do, and are answered at
- * GET /v1/{model}/{version}/signature (transports/sign/proof_path.h). */
+ * whole pulls wait for it; a pull that does has it begun at once. Leaves of blocks that did not change are taken over
+ * from a version before. A delta is signed as soon as it is whole. Trees and proofs stay in memory, the newest of each
+ * model, and are answered at GET /v1/{model}/{version}/signature (transports/sign/proof_path.h). */
 #include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/delta/encoder.h"
