@@ -44,12 +44,12 @@ endif
 
 WARN := -Wall -Wextra -Werror -Wno-unknown-warning-option -Wno-format-truncation -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wundef
 CFLAGS ?= $(if $(SAN),-O1,-O2) -g
-ALL_CFLAGS = -std=gnu17 $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 \
+ALL_CFLAGS = -std=gnu17 -ffp-contract=off $(CFLAGS) $(WARN) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 \
 	-DWS_VERSION='"$(VERSION)"' -I. -pthread -fPIC -fvisibility=hidden $(SAN_FLAGS_$(SAN)) $(if $(SAN),-DWS_STALL_MS=20000) $(PKG_CFLAGS) $(GPU_FLAGS)
 LIBS = -Wl,--as-needed $(PKG_LIBS) -pthread
 
 ifeq ($(shell uname -m),x86_64)
-FLAGS_avx2 := -mavx2 -mf16c -mbmi -mlzcnt -mpopcnt
+FLAGS_avx2 := -mavx2 -mfma -mf16c -mbmi -mlzcnt -mpopcnt
 FLAGS_avx512 := -mbmi -mlzcnt -mpopcnt -mavx512f -mavx512bw -mavx512vl -mavx512dq
 endif
 vector_flags = $(if $(filter %_avx2,$(1)),$(FLAGS_avx2))$(if $(filter %_avx512,$(1)),$(FLAGS_avx512))
@@ -205,8 +205,9 @@ $(EXAMPLES): $(B)/%: %.c $(B)/libwsync.so backends/trainer/wsync.h
 
 # The fuzzers have objects of their own, by clang; only what parses is in them.
 FUZZ_FLAGS = -std=gnu17 -O1 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DWS_VERSION='"$(VERSION)"' -DWS_NO_VECTOR -I. -pthread $(PKG_CFLAGS) $(GPU_FLAGS) $(gpu_headers)
-FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) $(call SRC,backends/trainer/skyrl) fs/engines/grammar.c \
-	$(patsubst %,backends/trainer/%.c,tensor/piece tensor/overlap api/struct_abi api/arena api/last_error api/dtype_names))
+FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) $(call SRC,backends/engine) \
+	$(foreach d,api tensor skyrl agent/fleet agent/core,$(call SRC,backends/trainer/$d)) backends/trainer/agent/saved/saved_text.c \
+	$(foreach d,store engines,$(call SRC,fs/$d)) fs/switch/settings.c fs/switch/needed.c fs/switch/quarantine.c fs/control/config_file.c)
 $(TOP)/fuzz/%.o: %.c $(B)/.flags
 	@mkdir -p $(@D)
 	$(call say,CLANG,$<)$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -MMD -MP -c $< -o $@

@@ -7,8 +7,11 @@ HAVE_NCCL := $(if $(HAVE_CUDA),$(wildcard $(NCCL_HOME)/include/nccl.h))
 HAVE_NVCC := $(if $(HAVE_CUDA),$(or $(wildcard $(CUDA_HOME)/bin/nvcc),$(shell command -v nvcc 2>/dev/null)))
 GPU_FLAGS := $(if $(HAVE_CUDA),-DWS_HAVE_CUDA=1) $(if $(HAVE_NCCL),-DWS_HAVE_NCCL=1) $(if $(HAVE_NVCC),-DWS_HAVE_NVCC=1)
 gpu_headers = $(if $(HAVE_CUDA),-isystem $(CUDA_HOME)/include) $(if $(HAVE_NCCL),-isystem $(NCCL_HOME)/include)
+# UCX, by the same rule: opened at run time, and its headers are Debian's libucx-dev (HAVE_UCX= builds without).
+HAVE_UCX := $(firstword $(wildcard /usr/include/ucp/api/ucp.h /usr/local/include/ucp/api/ucp.h))
 LEFT_OUT := $(addprefix transports/device/,$(if $(HAVE_CUDA),cuda_absent.c,cuda_driver.c cuda_ops.c cuda_share.c)) \
-	$(addprefix transports/nccl/,$(if $(HAVE_NCCL),driver_absent.c,driver.c))
+	$(addprefix transports/nccl/,$(if $(HAVE_NCCL),driver_absent.c,driver.c)) \
+	$(addprefix transports/ucx/,$(if $(HAVE_UCX),engine_absent.c,engine.c))
 # Machine code for these; others, and later ones, take the intermediate code of the oldest that nvcc knows.
 CUDA_ARCHS := 80 90 100
 ifneq ($(HAVE_NVCC),)

@@ -54,6 +54,21 @@ static bool is_over(const struct ws_ending *e, int wait_ms)
     return poll(&fd, 1, wait_ms) > 0;
 }
 
+/* Of the signals that have come, SIGHUP may only mean that the config is to be read again. */
+static bool tells_to_end(const struct ws_ending *e)
+{
+    struct signalfd_siginfo one;
+    bool ends = false, reloads = false;
+    while (read(e->signals, &one, sizeof(one)) == (ssize_t)sizeof(one)) {
+        const bool reload = one.ssi_signo == SIGHUP && e->options.reload;
+        reloads = reloads || reload;
+        ends = ends || !reload;
+    }
+    if (reloads && !ends && e->controls)
+        e->options.reload(e->options.arg);
+    return ends;
+}
+
 static void *watch(void *arg)
 {
     struct ws_ending *e = arg;
@@ -69,7 +84,7 @@ static void *watch(void *arg)
         }
         if (poll(fds, 3, mounted < 0 ? LOOK_MS : -1) < 0 && errno != EINTR)
             break;
-        ended = fds[0].revents || fds[1].revents;
+        ended = fds[0].revents || (fds[1].revents && tells_to_end(e));
     }
     if (is_over(e, 0))
         return NULL;

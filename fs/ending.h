@@ -1,4 +1,4 @@
-/* Ending: in which order a mount ends. At SIGTERM, SIGINT or SIGHUP control ends first, while the mount still
+/* Ending: in which order a mount ends. At SIGTERM, SIGINT or SIGHUP (where that does not reload) control ends first, while the mount still
  * serves: engines in the middle of a switch read from it the version that they go back to. Where the mount is
  * no longer at its path (it was unmounted, maybe lazily) control ends at once, because the path, its settings
  * and its ports may be a successor's from then on. Files that are open go on being served.
@@ -14,6 +14,7 @@
 struct ws_ending_options {
     const struct ws_place *place; /* borrowed until ws_ending_over */
     void (*end_control)(void *arg);
+    void (*reload)(void *arg); /* at SIGHUP, instead of the end; NULL: it ends the mount, too */
     void (*end_session)(
         void *arg); /* `session` sees it at its next EINTR, which it gets until ws_ending_over */
     void *arg;

@@ -1,6 +1,8 @@
 #include "fs/export.h"
 #include "fs/exported.h"
 #include "fs/pull/pull.h"
+#include "fs/switch/settings_lock.h"
+#include "fs/youngest.h"
 #include "transports/base/clock.h"
 #include "transports/base/file.h"
 #include "transports/base/limits.h"
@@ -28,12 +30,6 @@
 #define MAX_REPORTED 64
 #define LEFT_MARK    ".wsync-export" /* in the root of a tmpfs of ours */
 
-/* The youngest signed time of what `latest` of a model led to. */
-struct youngest {
-    char model[WS_MAX_NAME + 1]; /* empty: the entry is free */
-    uint64_t created_ns;
-};
-
 struct exporter {
     const struct ws_mount_options *options;
     struct ws_store *store;
@@ -43,7 +39,7 @@ struct exporter {
     uint64_t again_ns;               /* a disk that failed is not tried before */
     uint64_t reported[MAX_REPORTED]; /* hashes of the last complaints, each of which is logged once */
     size_t n_reported;
-    struct youngest youngest[WS_MAX_MODELS];
+    struct ws_youngest *youngest;
 };
 
 __attribute__((format(printf, 2, 3))) static void complain(struct exporter *e, const char *format, ...)
@@ -215,23 +211,12 @@ static void visit_folders(const struct visit *visit, struct ws_model *m)
 
 /* Where versions must be signed, `latest` goes to none whose signed time is before that of one that it led to: lists
  * are not signed, and a source may replay an old one (switch/freshness.h). */
-static bool is_led_back(struct exporter *e, const char *model, struct ws_version *v)
+static bool is_led_back(const struct exporter *e, const char *model, struct ws_version *v)
 {
-    const struct ws_manifest *m =
-        ws_version_must_be_signed(v) && ws_version_has_manifest(v) ? ws_version_manifest(v, NULL) : NULL;
-    struct youngest *y = e->youngest;
-
-    if (!m)
+    if (!ws_version_must_be_signed(v))
         return false;
-    while (y < e->youngest + WS_MAX_MODELS && y->model[0] && strcmp(y->model, model) != 0)
-        y++;
-    if (y == e->youngest + WS_MAX_MODELS)
-        return true; /* what cannot be told */
-    snprintf(y->model, sizeof(y->model), "%s", model);
-    if (m->created_ns < y->created_ns)
-        return true;
-    y->created_ns = m->created_ns;
-    return false;
+    const struct ws_manifest *m = ws_version_has_manifest(v) ? ws_version_manifest(v, NULL) : NULL;
+    return !m || !ws_youngest_take(e->youngest, model, m->created_ns);
 }
 
 static void visit_model(void *arg, struct ws_model *m)
@@ -333,6 +318,42 @@ static void unmount_tmpfs(const struct exporter *e)
         (void)umount2(e->options->mountpoint, MNT_DETACH);
 }
 
+/* The file lies where a mount's settings are. The folder is locked: no other export has the file. */
+static int open_youngest(struct exporter *e, struct ws_error *err)
+{
+    const struct ws_mount_options *o = e->options;
+    char file[4096], *settings = o->trust.n ? ws_settings_path(o->state, o->mountpoint) : NULL;
+
+    if (settings)
+        snprintf(file, sizeof(file), "%s.signed", settings);
+    int rc = ws_youngest_open(&e->youngest, settings ? file : NULL, err);
+    free(settings);
+    return rc;
+}
+
+/* Options of a mount that would have no effect. */
+static int check_options(const struct ws_mount_options *o, struct ws_error *err)
+{
+    const char *name = o->asks_parents   ? "topology=auto"
+                       : o->rack         ? "rack"
+                       : o->peer_token   ? "peer-token-file"
+                       : o->serve.listen ? "serve"
+                       : o->config       ? "config"
+                                         : NULL;
+    if (o->store.copies != WS_COPIES_TWO)
+        return ws_error_set(err, EINVAL,
+                            "wsync export takes no copies=%s: its files are read without it, and are not "
+                            "patched under readers; "
+                            "mount, or leave it out",
+                            ws_copies_name(o->store.copies));
+    return name ? ws_error_set(
+                      err, EINVAL,
+                      "wsync export takes no %s: it serves no mounts and has no engines; mount, or leave "
+                      "it out",
+                      name)
+                : 0;
+}
+
 int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, void (*ready)(void),
                   struct ws_error *err)
 {
@@ -341,14 +362,29 @@ int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, voi
     int folder = -1;
     s.own_memory = true;
     s.trust = o->trust.n ? &o->trust : NULL;
-    int rc = open_root(&e, err);
-    if (rc == 0 && (rc = ws_store_new(&e.store, &ws_puller, &s, err)) < 0)
-        close(e.root);
+    int rc = check_options(o, err);
+    if (rc == 0)
+        rc = open_root(&e, err);
     if (rc < 0)
         return rc;
+    rc = open_youngest(&e, err);
+    if (rc == 0)
+        rc = ws_store_new(&e.store, &ws_puller, &s, err);
+    if (rc < 0) {
+        ws_youngest_free(e.youngest);
+        close(e.root);
+        return rc;
+    }
     ws_store_set_reclaim(e.store, remove_version, &e);
     folder = mount_tmpfs(&e);
-    rc = ws_mount_options_add_sources(o, e.store, err);
+    rc = ws_mount_options_add_views(o, e.store, err);
+    if (rc == 0 && ws_store_learns(e.store))
+        rc =
+            ws_error_set(err, EINVAL,
+                         "wsync export takes no need=learn: its files are read without it, so it would learn "
+                         "nothing; write patterns, mount, or leave it out");
+    if (rc == 0)
+        rc = ws_mount_options_add_sources(o, e.store, err);
     if (rc == 0 && ready)
         ready();
     while (rc == 0 && !atomic_load(stop)) {
@@ -361,5 +397,6 @@ int ws_export_run(const struct ws_mount_options *o, const atomic_bool *stop, voi
     if (folder != e.root)
         close(folder);
     close(e.root);
+    ws_youngest_free(e.youngest);
     return rc;
 }

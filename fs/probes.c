@@ -1,5 +1,6 @@
 #include "fs/probes.h"
 #include "fs/engines/control.h"
+#include "fs/switch/adapter_steps.h"
 #include "transports/base/log.h"
 #include "transports/base/text.h"
 #include "transports/http/server.h"
@@ -27,6 +28,65 @@ static uint64_t versions_behind(const char *served, const struct ws_version_id *
     if (ws_text_digits(&served, &number) || *served != '@' || strcmp(served + 1, aim->lineage) != 0)
         return UINT64_MAX;
     return aim->version > number ? aim->version - number : 0;
+}
+
+/* "lora@7,lora@6" as an array; a new reference. */
+static json_t *list_names(const char *listed)
+{
+    json_t *out = json_array();
+    for (const char *at = listed; at && *at; at += strcspn(at, ","), at += *at == ',')
+        json_array_append_new(out, json_stringn(at, strcspn(at, ",")));
+    return out;
+}
+
+/* What it serves beside its target. */
+static void add_members(struct ws_control *c, const struct ws_engine *e, json_t *out)
+{
+    const struct ws_member *draft = ws_members_draft(&e->members);
+    char version[WS_VERSION_ID_TEXT];
+    pthread_mutex_lock(&c->lock);
+    if (e->members.n > (draft != NULL))
+        json_object_set_new(out, "adapters", list_names(e->listed));
+    if (draft)
+        json_object_set_new(out, "draft", json_string(ws_draft_text(&e->draft, version)));
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* An engine of another model, which is to list the adapter of that name. */
+static json_t *check_adapter(struct ws_control *c, const struct ws_controller *of, struct ws_engine *e,
+                             const char *name, const struct ws_version_id *id, bool *ready)
+{
+    struct ws_engine_serving now = {0};
+    struct ws_error err = {0};
+    struct ws_engine_call call;
+    struct ws_engine_adapters *listed = NULL;
+    int rc = ws_engine_ready(e, c, &err);
+    ws_engine_call_init(e, c, &call);
+    ws_engine_call_limit(&call, ANSWER_MS);
+    call.target.short_ms = call.target.timeout_ms;
+    if (rc == 0)
+        rc = e->ops->serving(&call.target, &now, &err);
+    if (rc == 0)
+        listed = ws_adapters_ask(c, e, &call.target, &err);
+    pthread_mutex_lock(&c->lock);
+    const enum ws_engine_state state = e->condition.state;
+    const bool gone = ws_condition_is_broken(&e->condition);
+    pthread_mutex_unlock(&c->lock);
+    const char *why = !listed        ? err.text
+                      : now.paused   ? "it is paused"
+                      : now.sleeping ? "it sleeps"
+                      : gone         ? "it has no good weights"
+                      : !name[0]     ? "no version is current"
+                      : !ws_adapter_is_listed(c, of, e, listed, name, id)
+                          ? "it does not list the adapter with its path"
+                          : NULL;
+    free(listed);
+    *ready = !why;
+    json_t *out = json_pack("{s:s,s:b,s:s,s:s,s:s}", "engine", e->name, "ready", (int)*ready, "state",
+                            ws_engine_state_name(state), "serves", why ? "" : name, "why", why ? why : "");
+    if (out)
+        add_members(c, e, out);
+    return out;
 }
 
 /* What one engine answers now; where it cannot say, what is known of it. */
@@ -64,7 +124,29 @@ static json_t *check_engine(struct ws_control *c, struct ws_engine *e, const str
                             ws_engine_state_name(state), "serves", now.version, "why", why ? why : "");
     if (out && behind != UINT64_MAX)
         json_object_set_new(out, "behind", json_integer((json_int_t)behind));
+    if (out)
+        add_members(c, e, out);
     return out;
+}
+
+/* An engine of another model whose draft it is. The target's own probe says whether it answers requests. */
+static json_t *check_draft(struct ws_control *c, const struct ws_engine *e, struct ws_version *current,
+                           bool *ready)
+{
+    const struct ws_version_id wanted = current ? ws_version_id(current) : (struct ws_version_id){0};
+    char text[WS_VERSION_ID_TEXT];
+    pthread_mutex_lock(&c->lock);
+    const enum ws_engine_state state = e->condition.state;
+    const struct ws_draft draft = e->draft;
+    pthread_mutex_unlock(&c->lock);
+    const bool has = ws_version_id_equal(&draft.id, &wanted);
+    *ready = has && state == WS_ENGINE_SERVING;
+    return json_pack("{s:s,s:b,s:s,s:s,s:s}", "engine", e->name, "ready", (int)*ready, "state",
+                     ws_engine_state_name(state), "serves", ws_draft_text(&draft, text), "why",
+                     *ready     ? ""
+                     : !current ? "no version is current"
+                     : !has     ? "its draft model is not known to be the current version"
+                                : ws_engine_state_name(state));
 }
 
 static unsigned check_model(struct ws_control *c, const char *model, const char *engine,
@@ -73,26 +155,37 @@ static unsigned check_model(struct ws_control *c, const char *model, const char 
     struct ws_model *m = ws_store_find(c->store, model);
     struct ws_controller *ctl = m ? ws_controller_get(c, model) : NULL;
     struct ws_version *v = m ? ws_model_current(m) : NULL, *latest = m ? ws_model_latest(m) : NULL;
-    struct ws_version_id aim = {0};
+    struct ws_version_id aim = {0}, current = {0};
     struct ws_desired desired = {0};
     json_t *engines = json_array();
     size_t n = 0, n_engines = 0;
-    bool all = true;
+    bool all = true, is_adapter = false;
+    ws_adapter_name name = "";
     if (v)
-        aim = ws_version_id(v);
+        aim = current = ws_version_id(v);
+    if (v && ctl) {
+        pthread_mutex_lock(&c->lock);
+        ws_adapters_name(&ctl->adapters, model, &aim, name);
+        pthread_mutex_unlock(&c->lock);
+    }
     if (m)
         ws_model_desired(m, &desired);
     if (most_behind && desired.released_by)
         aim = desired.released;
     else if (most_behind && latest)
         aim = ws_version_id(latest);
-    struct ws_engine **held = ctl ? ws_engine_get_all(c, ctl, &n) : NULL;
+    struct ws_engine **held = ctl ? ws_engine_get_all(c, ctl, true, &n) : NULL;
     for (size_t i = 0; held && i < n; i++) {
         bool ready;
         if (engine && strcmp(held[i]->name, engine) != 0)
             continue;
-        json_array_append_new(engines,
-                              check_engine(c, held[i], &aim, most_behind ? *most_behind : 0, &ready));
+        const struct ws_member *member = ws_members_find(&held[i]->members, model);
+        is_adapter = is_adapter || (member && member->role == WS_MEMBER_ADAPTER);
+        json_array_append_new(
+            engines, member && member->role == WS_MEMBER_ADAPTER
+                         ? check_adapter(c, ctl, held[i], name, &current, &ready)
+                     : member ? check_draft(c, held[i], v, &ready)
+                              : check_engine(c, held[i], &aim, most_behind ? *most_behind : 0, &ready));
         all = all && ready;
         n_engines++;
     }
@@ -101,6 +194,8 @@ static unsigned check_model(struct ws_control *c, const char *model, const char 
     unsigned status = n_engines == 0 ? 404 : all ? 200 : 503;
     *out = json_pack("{s:b,s:s,s:I,s:o}", "ready", (int)(status == 200), "model", model, "current",
                      (json_int_t)(v ? ws_version_number(v) : 0), "engines", engines);
+    if (is_adapter && name[0])
+        json_object_set_new(*out, "adapter", json_string(name)); /* what requests name */
     if (n_engines == 0)
         json_object_set_new(*out, "error",
                             json_string(!m       ? "there is no such model"

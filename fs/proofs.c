@@ -1,4 +1,5 @@
-/* One thread asks the sources, for the entry that waits longest. An entry is asked for again while the sources say that
+/* A few threads ask the sources, each for one entry, that which waits longest first: a source that hangs holds up one
+ * of them for as long as a reply may take, and is asked last after that. An entry is asked for again while the sources say that
  * it is being made and readers ask for it; what failed is forgotten after a moment, so that readers can try again.
  *
  * A mount that serves may have no keys, and cannot tell a signature from a lie. So an answer is good for some seconds,
@@ -12,6 +13,7 @@
 #include <string.h>
 #include <sys/queue.h>
 
+#define N_THREADS    4
 #define MOST         64
 #define MOST_BYTES   (256UL << 20) /* of all answers */
 #define AGAIN_NS     (50 * WS_MS_NS)
@@ -29,12 +31,13 @@ struct proof {
     struct ws_error err;
     uint64_t wanted_ns; /* when a reader asked last */
     uint64_t next_ns;   /* when the sources are asked next, or it is forgotten */
-    bool is_busy;       /* the thread asks for it */
+    bool is_busy;       /* a thread asks for it */
     unsigned turn;      /* the source that is asked first */
 };
 
 struct ws_proofs {
-    pthread_t thread;
+    pthread_t threads[N_THREADS];
+    unsigned n_threads;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     TAILQ_HEAD(proofs, proof) all; /* newest first */
@@ -122,7 +125,7 @@ static struct proof *next(struct ws_proofs *p, uint64_t *until_ns)
     *until_ns = now + WS_SECOND_NS;
     for (one = TAILQ_LAST(&p->all, proofs); one; one = before) {
         before = TAILQ_PREV(one, proofs, entry);
-        if (one->text)
+        if (one->text || one->is_busy)
             continue;
         if ((one->rc != -EAGAIN && one->next_ns <= now) || now - one->wanted_ns > UNWANTED_NS) {
             drop(p, one);
@@ -136,7 +139,7 @@ static struct proof *next(struct ws_proofs *p, uint64_t *until_ns)
     return due;
 }
 
-/* --- the thread --- */
+/* --- the threads --- */
 
 /* Has it the form of a tree, or of a delta's proof? */
 static bool has_form(const json_t *reply)
@@ -233,11 +236,12 @@ int ws_proofs_new(struct ws_proofs **out, struct ws_error *err)
     TAILQ_INIT(&p->all);
     pthread_mutex_init(&p->lock, NULL);
     ws_cond_init(&p->changed);
-    int rc = ws_thread_start(&p->thread, proofs_main, p);
+    int rc = 0;
+    while (rc == 0 && p->n_threads < N_THREADS)
+        if ((rc = ws_thread_start(&p->threads[p->n_threads], proofs_main, p)) == 0)
+            p->n_threads++;
     if (rc < 0) {
-        pthread_cond_destroy(&p->changed);
-        pthread_mutex_destroy(&p->lock);
-        free(p);
+        ws_proofs_free(p);
         return ws_error_set(err, -rc, "cannot start a thread to serve other mounts: %s", strerror(-rc));
     }
     *out = p;
@@ -259,7 +263,8 @@ void ws_proofs_free(struct ws_proofs *p)
     if (!p)
         return;
     ws_proofs_stop(p);
-    pthread_join(p->thread, NULL);
+    for (unsigned i = 0; i < p->n_threads; i++)
+        pthread_join(p->threads[i], NULL);
     for (struct proof *one = TAILQ_FIRST(&p->all), *after; one; one = after) {
         after = TAILQ_NEXT(one, entry);
         free_proof(one);

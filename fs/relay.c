@@ -1,7 +1,12 @@
 #include "fs/relay.h"
 #include "fs/proofs.h"
+#include "fs/store/content.h"
+#include "fs/store/growing.h"
 #include "fs/store/model.h"
+#include "fs/store/node_parts.h"
 #include "fs/store/offers.h"
+#include "fs/store/part_description.h"
+#include "fs/store/part_view.h"
 #include "fs/store/version.h"
 #include "fs/store/waiters.h"
 #include "transports/base/clock.h"
@@ -22,7 +27,8 @@ struct relay_lease {
     struct ws_relay *relay;
     struct ws_version *version; /* counted */
     struct ws_region **regions;
-    struct ws_waiter wait; /* for what the server asked for last */
+    struct ws_part_description *description; /* of a part, counted: for blocks of it that have no place yet */
+    struct ws_waiter wait;                   /* for what the server asked for last */
     void (*arrived)(void *arg);
     void *arrived_arg;
     atomic_int failed; /* what the wait ended with, negative: it stays */
@@ -87,6 +93,14 @@ static void *announce(void *arg)
     return NULL;
 }
 
+/* The model of that name, or the parts' (MODEL@INDEX.COUNT), counted. NULL: there is none. */
+static struct ws_model *find_model(const struct ws_relay *r, const char *name)
+{
+    struct ws_model *m = ws_store_find(r->store, name);
+
+    return m ? m : ws_node_parts_find(r->store, name);
+}
+
 /* --- leases --- */
 
 static void link_lease(struct relay_lease *lease)
@@ -106,6 +120,7 @@ static void relay_release(void *self, struct ws_lease *base)
     pthread_mutex_lock(&r->lock);
     LIST_REMOVE(lease, link);
     pthread_mutex_unlock(&r->lock);
+    ws_part_description_put(lease->description);
     ws_version_put(lease->version);
     free(lease->regions);
     free(lease);
@@ -140,7 +155,7 @@ static int relay_lease(void *self, const char *model, uint64_t version, const ch
                        void (*revoked)(void *), void *arg, struct ws_lease **out, struct ws_error *err)
 {
     struct ws_relay *r = self;
-    struct ws_model *m = ws_store_find(r->store, model);
+    struct ws_model *m = find_model(r, model);
     struct ws_version *v = m ? ws_version_at(m, version, run) : NULL;
     struct relay_lease *lease = v ? calloc(1, sizeof(*lease)) : NULL;
     int rc = v ? 0 : none(m, model, version, err);
@@ -166,6 +181,18 @@ static int relay_lease(void *self, const char *model, uint64_t version, const ch
     return 0;
 }
 
+/* Has something of it, or of what it is made of, come lately? */
+static bool is_moving(struct ws_version *v)
+{
+    struct ws_store *s = v->store;
+    bool moving;
+
+    pthread_mutex_lock(&s->lock);
+    moving = v->pull && ws_clock_ns() - s->puller->progress_ns(v->pull) < WS_ARRIVAL_MS * WS_MS_NS;
+    pthread_mutex_unlock(&s->lock);
+    return moving;
+}
+
 /* Why it does not come, by what the wait ended with. */
 static int explain(struct relay_lease *lease, int rc, struct ws_error *err)
 {
@@ -175,6 +202,9 @@ static int explain(struct relay_lease *lease, int rc, struct ws_error *err)
     ws_version_info(v, &info);
     if (rc == -ECANCELED)
         return ws_error_set(err, EAGAIN, "%s/%" PRIu64 " is not fetched here just now",
+                            ws_model_name(ws_version_model(v)), info.number);
+    if (rc == -ETIMEDOUT && is_moving(v))
+        return ws_error_set(err, EAGAIN, "%s/%" PRIu64 " is on its way here: ask again",
                             ws_model_name(ws_version_model(v)), info.number);
     if (rc == -ETIMEDOUT)
         return ws_error_set(err, ETIMEDOUT,
@@ -187,12 +217,41 @@ static int explain(struct relay_lease *lease, int rc, struct ws_error *err)
                         info.error[0] ? info.error : strerror(-rc));
 }
 
+/* A part has no region: it lies in those of the whole version, or what describes it in its description. Bytes of one
+ * block. */
+static void read_part(struct ws_lease *base, size_t file, uint64_t at, size_t n, void *out)
+{
+    const struct relay_lease *lease = (struct relay_lease *)base;
+    const struct ws_part_description *d = lease->description;
+
+    if (d && ws_part_description_has(d, file, (size_t)(at / WS_BLOCK_BYTES), 1))
+        memcpy(out, d->files[file].bytes + at, n);
+    else
+        ws_part_view_read(lease->version, file, at, n, out);
+}
+
+/* Are the blocks of a part in what describes it? Then the lease keeps that. */
+static bool is_described(struct relay_lease *lease, size_t file, size_t first, size_t n)
+{
+    struct ws_version *v = lease->version;
+
+    if (!ws_model_is_hidden(ws_version_model(v)))
+        return false;
+    pthread_mutex_lock(&v->store->lock);
+    if (!lease->description && ws_part_description_shows(v, file, first, n))
+        lease->description = ws_part_description_get(v);
+    pthread_mutex_unlock(&v->store->lock);
+    return lease->description && ws_part_description_has(lease->description, file, first, n);
+}
+
 /* Sets the pointers that the lease can have by now. */
 static int point(struct relay_lease *lease, size_t file, size_t n)
 {
-    const struct ws_manifest *m = ws_version_manifest(lease->version, NULL);
+    const struct ws_manifest *m = ws_version_files(lease->version);
 
     lease->base.manifest = m;
+    if (ws_model_is_hidden(ws_version_model(lease->version)))
+        lease->base.read = read_part;
     if (!lease->regions &&
         !(lease->regions = calloc(m->n_files ? m->n_files : 1, sizeof(struct ws_region *))))
         return -ENOMEM;
@@ -202,26 +261,73 @@ static int point(struct relay_lease *lease, size_t file, size_t n)
     return 0;
 }
 
+/* Before a wait of the lease: 1: it may begin; 0: nobody wants to hear; else why an earlier one ended, which stays. */
+static int begin_wait(struct relay_lease *lease, uint64_t some_bytes, void (*arrived)(void *), void *arg,
+                      struct ws_error *err)
+{
+    const int failed = atomic_load(&lease->failed);
+
+    if (failed < 0)
+        return explain(lease, failed, err);
+    if (!arrived)
+        return 0;
+    lease->arrived = arrived;
+    lease->arrived_arg = arg;
+    lease->wait.some_bytes = some_bytes;
+    return 1;
+}
+
 static int relay_here(void *self, struct ws_lease *base, size_t file, size_t first, size_t n,
                       void (*arrived)(void *), void *arg, struct ws_error *err)
 {
     struct relay_lease *lease = (struct relay_lease *)base;
-    int rc = (int)ws_waiter_is_satisfied(lease->version, file, first, n);
+    int rc;
 
     (void)self;
+    if (n == 0 || !ws_version_has_manifest(lease->version)) { /* what is not sealed is not passed on */
+        file = WS_FILE_MANIFEST;
+        first = n = 0;
+    }
+    rc = ws_waiter_is_satisfied(lease->version, file, first, n) || is_described(lease, file, first, n);
     if (rc == 0) {
-        int failed = atomic_load(&lease->failed);
-        if (failed < 0)
-            return explain(lease, failed, err);
-        if (!arrived)
-            return 0;
-        lease->arrived = arrived;
-        lease->arrived_arg = arg;
-        rc = ws_version_await(lease->version, file, first, n, WS_ARRIVAL_MS, &lease->wait);
+        rc = begin_wait(lease, 0, arrived, arg, err);
+        if (rc != 1)
+            return rc;
+        /* A view has its manifest when all of it is made: who waits hears in time that it moves. */
+        rc = file == WS_FILE_MANIFEST
+                 ? ws_waiters_add(lease->version, file, 0, 0, WS_PRIORITY_READER,
+                                  ws_clock_ns() + WS_ARRIVAL_MS * WS_MS_NS, &lease->wait)
+                 : ws_version_await(lease->version, file, first, n, WS_ARRIVAL_MS, &lease->wait);
+        if (rc == 1 && !ws_waiter_is_satisfied(lease->version, file, first, n))
+            (void)is_described(lease, file, first, n);
     }
     if (rc == 1 && point(lease, file, n) < 0)
         return ws_error_set(err, ENOMEM, "no memory for a lease");
     return rc;
+}
+
+static int relay_some(void *self, struct ws_lease *base, size_t file, size_t block, uint64_t from,
+                      struct ws_some *some, void (*arrived)(void *), void *arg, struct ws_error *err)
+{
+    struct relay_lease *lease = (struct relay_lease *)base;
+    struct ws_version *v = lease->version;
+    uint64_t attempt = 0;
+
+    (void)self;
+    some->is_here = ws_waiter_is_satisfied(v, file, block, 1);
+    const uint64_t n = some->is_here ? 0 : ws_growing_bytes(v, file, block, &attempt);
+    const bool is_same = some->attempt == 0 || some->attempt == attempt;
+    if (some->is_here || (is_same && n > from)) {
+        some->n = some->is_here ? ws_manifest_block_bytes(&ws_version_files(v)->files[file], block) : n;
+        some->attempt = some->is_here ? some->attempt : attempt;
+        if (point(lease, file, 0) < 0)
+            return ws_error_set(err, ENOMEM, "no memory for a lease");
+        lease->regions[file] = ws_content_region(v, file); /* also where no block of it is here */
+        return lease->regions[file] ? 1 : ws_error_set(err, EAGAIN, "a file of it has no memory here");
+    }
+    const int rc =
+        begin_wait(lease, is_same ? from + 1 : 0, arrived, arg, err); /* of another attempt: all of it */
+    return rc == 1 ? ws_version_await(v, file, block, 1, WS_ARRIVAL_MS, &lease->wait) : rc;
 }
 
 static bool relay_forget(void *self, struct ws_lease *base)
@@ -237,7 +343,7 @@ static int relay_deltas(void *self, const char *model, uint64_t version, const c
                         json_t **out, struct ws_error *err)
 {
     struct ws_relay *r = self;
-    struct ws_model *m = ws_store_find(r->store, model);
+    struct ws_model *m = find_model(r, model);
     struct ws_version *v = m ? ws_version_at(m, version, run) : NULL;
     int rc = 0;
 
@@ -261,7 +367,7 @@ static int relay_delta(void *self, const char *model, uint64_t version, const ch
                        struct ws_error *err)
 {
     struct ws_relay *r = self;
-    struct ws_model *m = ws_store_find(r->store, model);
+    struct ws_model *m = find_model(r, model);
     struct ws_delta *d = m ? ws_model_delta(m, version, run, base) : NULL;
 
     (void)level; /* they are passed on as they came */
@@ -285,7 +391,7 @@ static int relay_signature(struct ws_relay *r, const struct ws_api_request *q, c
 
     if (ws_proof_base(query, &has_base, &base) < 0)
         return ws_error_set(err, EINVAL, "the base of a delta in this request is malformed");
-    struct ws_model *m = ws_store_find(r->store, q->model);
+    struct ws_model *m = find_model(r, q->model);
     struct ws_version *v = m ? ws_version_at(m, q->version, q->lineage[0] ? q->lineage : NULL) : NULL;
     int rc = v ? 0 : none(m, q->model, q->version, err);
     if (rc == 0) {
@@ -341,6 +447,8 @@ static int relay_route(void *self, const struct ws_identity *who, const char *me
     if (strcmp(method, "GET") == 0 && ws_api_parse(path, query, &q, NULL) == 0 && q.has_version &&
         strcmp(q.verb, WS_PROOF_VERB) == 0)
         return relay_signature(r, &q, query, reply, err);
+    if (strcmp(path, "/metrics") != 0) /* as .../map, which the socket of an agent has */
+        return relay_no_route(self, method, path, err);
     FILE *f = open_memstream(text, &n);
     if (!f)
         return ws_error_set(err, ENOMEM, "no memory for the metrics");
@@ -365,11 +473,18 @@ static const struct ws_catalog_ops ops = {
     .delta = relay_delta,
     .release = relay_release,
     .here = relay_here,
+    .some = relay_some,
     .forget = relay_forget,
     .routes = relay_routes,
     .route = relay_route,
     .no_route = relay_no_route,
 };
+
+/* Is it the version, or a part in its memory? */
+static bool is_of(const struct ws_version *leased, const struct ws_version *v)
+{
+    return leased == v || (ws_part_view(leased) && ws_part_view(leased)->whole == v);
+}
 
 /* Of the store. */
 static void on_change(void *arg, enum ws_store_event change, struct ws_model *m, struct ws_version *v)
@@ -380,7 +495,7 @@ static void on_change(void *arg, enum ws_store_event change, struct ws_model *m,
     pthread_mutex_lock(&r->lock);
     if (change == WS_VERSION_GONE) {
         for (struct relay_lease *lease = LIST_FIRST(&r->leases); lease; lease = LIST_NEXT(lease, link)) {
-            if (lease->version == v && lease->revoked)
+            if (is_of(lease->version, v) && lease->revoked)
                 lease->revoked(lease->revoked_arg);
         }
     }
@@ -419,6 +534,11 @@ int ws_relay_new(struct ws_relay **out, struct ws_store *store, const struct ws_
            ws_tcp_server_port(r->server));
     *out = r;
     return 0;
+}
+
+unsigned ws_relay_port(const struct ws_relay *r)
+{
+    return ws_tcp_server_port(r->server);
 }
 
 void ws_relay_stop(struct ws_relay *r)

@@ -3,15 +3,19 @@
 #include "fs/fuse/fs.h"
 #include "fs/fuse/invalidate.h"
 #include "fs/fuse/outside.h"
+#include "fs/fuse/readers.h"
 #include "fs/fuse/version_cache.h"
 #include "fs/probes.h"
+#include "fs/pull/lazy.h"
 #include "fs/pull/pull.h"
 #include "fs/relay.h"
-#include "fs/switch/settings.h"
+#include "fs/switch/settings_lock.h"
 #include "transports/base/audit_log.h"
 #include "transports/base/log.h"
+#include "transports/base/number.h"
 #include "transports/base/text.h"
 #include "transports/base/workers.h"
+#include "transports/memory/available.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -28,7 +32,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define READ_AHEAD_KB    4096
+#define READ_AHEAD_KB    4096 /* of mounts that do not learn what is read */
 #define FIRST_CONTACT_MS 3000 /* a mount whose source is down comes up all the same, after this */
 #define MAX_WORKERS      16
 
@@ -70,6 +74,9 @@ static enum ws_reads choose_reads(const struct ws_mount_options *o, char *why, s
         return WS_READS_PASSTHROUGH;
     if (o->reads == WS_READS_LINK || o->reads == WS_READS_AUTO || o->reads == WS_READS_PASSTHROUGH) {
         snprintf(why, cap, "%s", o->reads == WS_READS_LINK ? "as asked for" : lack);
+        if (o->store.copies != WS_COPIES_TWO &&
+            o->reads != WS_READS_LINK) /* which are opened without the daemon */
+            return WS_READS_CACHED;
         if (may_administer() && ws_region_tmpfs() >= 0)
             return WS_READS_LINK;
         snprintf(why, cap, "%s; no links either: a tmpfs cannot be mounted", lack ? lack : "as asked for");
@@ -95,13 +102,13 @@ static void describe_reads(struct ws_fs *fs, const char *why)
 
 /* --- after the session answers --- */
 
-static void set_read_ahead(dev_t dev)
+static void set_read_ahead(dev_t dev, int kb)
 {
     char path[128];
     snprintf(path, sizeof(path), "/sys/class/bdi/%u:%u/read_ahead_kb", major(dev), minor(dev));
     FILE *f = fopen(path, "we");
     if (f) {
-        fprintf(f, "%d\n", READ_AHEAD_KB);
+        fprintf(f, "%d\n", kb);
         fclose(f);
     }
 }
@@ -179,7 +186,7 @@ static void *finish_start(void *arg)
             describe_reads(fs, strerror(-linked));
         }
     }
-    set_read_ahead(fs->place.dev);
+    set_read_ahead(fs->place.dev, ws_store_learns(fs->store) ? WS_LEARNED_AHEAD_KB : READ_AHEAD_KB);
     ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
     (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
     if (s->ready_pipe >= 0 && write(s->ready_pipe, &s->rc, sizeof(s->rc)) != (ssize_t)sizeof(s->rc))
@@ -192,6 +199,28 @@ static void *finish_start(void *arg)
 }
 
 /* --- parts --- */
+
+/* Once, for the operator: what takes how much of the memory. */
+static void say_sizes(struct ws_fs *fs)
+{
+    struct ws_store_stats s;
+    const struct ws_store_options *o = &fs->options.store;
+    const uint64_t available = ws_memory_available(NULL);
+    const bool grows = o->delta_cache_bytes == WS_DELTA_CACHE_GROWS;
+    const uint64_t deltas = grows ? WS_DELTA_CACHE_LEAST : o->delta_cache_bytes;
+    char cache[WS_NUMBER_CHARS], each[WS_NUMBER_CHARS] = "nothing", rest[WS_NUMBER_CHARS];
+    ws_store_stats(fs->store, &s);
+    const uint64_t taken = s.cache_bytes + deltas;
+    ws_number_size_text(s.cache_bytes, cache);
+    ws_number_size_text(available > taken ? available - taken : 0, rest);
+    if (deltas)
+        ws_number_size_text(deltas, each);
+    ws_log(WS_LOG_INFO, "mount",
+           "memory: cache=%s for versions (copies=%s)%s; beside it deltas of each model, %s%s; %s stays free",
+           cache, ws_copies_name(o->copies),
+           o->copies == WS_COPIES_TWO ? "" : " and what leads back, at most half of a version", each,
+           grows ? " or an eighth of the model" : "", rest);
+}
 
 static int start_store(struct ws_fs *fs, struct ws_error *err)
 {
@@ -206,7 +235,13 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
     int rc = ws_store_new(&fs->store, &ws_puller, &o, err);
     if (rc < 0)
         return rc;
+    say_sizes(fs);
     ws_store_set_reclaim(fs->store, ws_version_cache_release, fs);
+    ws_store_set_readers(fs->store, &(struct ws_store_readers){ws_readers_close, ws_readers_describe, fs});
+    const struct ws_parents_options parents = {
+        .rack = fs->options.rack, .token = fs->options.peer_token, .token_file = fs->options.peer_token_file};
+    if (fs->options.asks_parents && (rc = ws_store_ask_parents(fs->store, &parents, err)) < 0)
+        return rc;
     struct ws_control_options c = {.mountpoint = fs->options.mountpoint,
                                    .mount_id = mount_id,
                                    .passthrough = fs->reads == WS_READS_PASSTHROUGH,
@@ -216,6 +251,7 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
                                    .source = fs->options.source,
                                    .has_token = fs->options.store.source.token != NULL,
                                    .files = fs->options.files,
+                                   .config = fs->options.config,
                                    .state = fs->options.state};
     rc = ws_control_new(&fs->control, fs->store, &c, err);
     if (rc < 0)
@@ -225,10 +261,20 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
                                                   fs->control, err)) < 0)
         return rc;
     struct ws_tcp_server_options serve = fs->options.serve;
-    if (!serve.access.token && !serve.access.tokens_file)
+    if (!serve.access.token && !serve.access.tokens_file) {
         serve.access.token = fs->options.store.source.token;
+        serve.access.token_file = fs->options.store.source.token_file;
+    }
     serve.access.makes_local_token = true;
     if (serve.listen && (rc = ws_relay_new(&fs->relay, fs->store, &serve, err)) < 0)
+        return rc;
+    if (fs->relay && fs->options.asks_parents)
+        ws_store_serves_at(fs->store, ws_relay_port(fs->relay), serve.tls_cert_file);
+    rc = ws_mount_options_add_views(&fs->options, fs->store, err);
+    if (rc < 0)
+        return rc;
+    const bool is_lazy = fs->options.open == WS_OPEN_LAZY;
+    if ((is_lazy || ws_store_learns(fs->store)) && (rc = ws_lazy_new(&fs->lazy, fs->store, is_lazy, err)) < 0)
         return rc;
     rc = ws_mount_options_add_sources(&fs->options, fs->store, err);
     if (rc == 0)
@@ -299,6 +345,12 @@ static void end_control(void *arg)
     fs->settings = -1;
 }
 
+static void reload(void *arg)
+{
+    const struct ws_fs *fs = arg;
+    ws_control_reload(fs->control);
+}
+
 static void end_session(void *arg)
 {
     const struct ws_fs *fs = arg;
@@ -313,11 +365,13 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     int rc = config ? ws_thread_start(&thread, finish_start, s) : -ENOMEM;
     const bool started = rc == 0;
     if (rc == 0)
-        rc = ws_ending_watch(&ending, &(struct ws_ending_options){.place = &fs->place,
-                                                                  .end_control = end_control,
-                                                                  .end_session = end_session,
-                                                                  .arg = fs,
-                                                                  .session = pthread_self()});
+        rc =
+            ws_ending_watch(&ending, &(struct ws_ending_options){.place = &fs->place,
+                                                                 .end_control = end_control,
+                                                                 .end_session = end_session,
+                                                                 .reload = fs->options.config ? reload : NULL,
+                                                                 .arg = fs,
+                                                                 .session = pthread_self()});
     if (rc == 0) {
         fuse_loop_cfg_set_clone_fd(config, 0);
         fuse_loop_cfg_set_max_threads(config, MAX_WORKERS);
@@ -341,6 +395,8 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
 static void stop(struct ws_fs *fs)
 {
     end_control(fs);
+    ws_lazy_free(fs->lazy);
+    fs->lazy = NULL;
     if (fs->store)
         ws_store_stop(fs->store); /* ends parked requests, which look at open files */
     ws_fs_close_all(fs);
@@ -357,6 +413,44 @@ static void stop(struct ws_fs *fs)
     pthread_mutex_destroy(&fs->lock);
 }
 
+/* What goes with one copy in memory, and what does not. */
+static int check_copies(const struct ws_mount_options *o, struct ws_error *err)
+{
+    const char *copies = ws_copies_name(o->store.copies);
+    if (o->store.copies == WS_COPIES_TWO)
+        return 0;
+    if (o->reads == WS_READS_LINK)
+        return ws_error_set(
+            err, EINVAL,
+            "the mount options copies=%s and reads=link exclude each other: what is read by a link is opened "
+            "without the daemon, which could not keep it from being patched; use reads=auto",
+            copies);
+    if (o->serve.listen)
+        return ws_error_set(
+            err, EINVAL,
+            "the mount options copies=%s and serve exclude each other: other mounts read the version before "
+            "while this one takes the next; serve with copies=2",
+            copies);
+    if (!ws_region_can_renew())
+        return ws_error_set(
+            err, ENOTSUP,
+            "copies=%s does not work on this machine, whose pages are not of 4 KiB: use copies=2", copies);
+    return 0;
+}
+
+/* What is only for trees says nothing without them. */
+static int check_topology(const struct ws_mount_options *o, struct ws_error *err)
+{
+    const char *name = o->rack ? "rack" : o->peer_token ? "peer-token-file" : NULL;
+    if (o->asks_parents || !name)
+        return 0;
+    return ws_error_set(
+        err, EINVAL,
+        "the mount option %s is for trees of mounts, and topology=auto is not given: add that, "
+        "or leave %s out",
+        name, name);
+}
+
 static int run_session(const struct ws_mount_options *o, void (*ready)(void), int ready_pipe,
                        struct ws_error *err)
 {
@@ -364,7 +458,11 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     struct starter s = {.fs = &fs, .ready = ready, .ready_pipe = ready_pipe};
     sigset_t signals;
     char why[160];
-    int rc = ws_settings_lock(o->state, o->mountpoint, &fs.settings, err);
+    int rc = check_copies(o, err);
+    if (rc == 0)
+        rc = check_topology(o, err);
+    if (rc == 0)
+        rc = ws_settings_lock(o->state, o->mountpoint, &fs.settings, err);
     if (rc < 0)
         return rc;
     ws_ending_block_signals(&signals);

@@ -11,14 +11,14 @@ LOADS = ("/update_weights_from_disk", "/collective_rpc")
 
 
 class Between:
-    """An HTTP server that passes requests on. Requests whose path contains one of `words` wait while `hold` is set; they are answered with
+    """An HTTP server that passes requests on. Requests whose path contains one of `words` wait while `hold` is set, n_held counts them; they are answered with
     `wrong`, a status and a body, if that is set, or with zeros while `zeros` is set. `change`, a function of path and body, makes what is
-    answered of what the server answered. The connection of a request whose path contains one of
+    answered of what the server answered; `before`, the same of a request, is called before it is passed on. The connection of a request whose path contains one of
     `cut` is closed without an answer."""
 
     def __init__(self, server, *words):
-        self.hold, self.held, self.zeros, self.wrong, self.cut = False, False, False, None, ()
-        self.change = None
+        self.hold, self.held, self.n_held, self.zeros, self.wrong, self.cut = False, False, 0, False, None, ()
+        self.change = self.before = None
         self.api = getattr(server, "api", None)
         between, over = self, threading.Event()
 
@@ -31,12 +31,15 @@ class Between:
             def do_GET(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0))) or None
                 meant = any(w in self.path for w in words)
+                between.n_held += bool(meant and between.hold)
                 while meant and between.hold and not over.is_set():
                     between.held = True
                     over.wait(0.02)
                 if any(w in self.path for w in between.cut):
                     self.close_connection = True
                     return
+                if between.before:
+                    between.before(self.path, body)
                 headers = {k: v for k, v in self.headers.items() if k.lower() in ("range", "content-type", "authorization")}
                 status, text, got = *(meant and between.wrong or (None, b"")), {}
                 if status is None:

@@ -94,10 +94,10 @@ class Wire(Proxy):
 
 
 class Gate(Proxy):
-    """Passes `limit` bytes of files on, more when `let` says so, and everything once it is opened."""
+    """Passes `limit` bytes of files on, more when `let` says so, and everything once it is opened. n_files: connections for files."""
 
     def __init__(self, url, limit):
-        self.left, self.changed, self.over = limit, threading.Condition(), False
+        self.n_files, self.left, self.changed, self.over = 0, limit, threading.Condition(), False
         super().__init__(int(url.rsplit(":", 1)[1]))
 
     def end(self):
@@ -117,6 +117,7 @@ class Gate(Proxy):
     def serve(self, near, far):
         first = near.recv(1 << 16)
         far.sendall(first)
+        self.n_files += bool(self.is_of_files(first))
         self.pass_both(near, far, self.is_of_files(first))
 
     @staticmethod

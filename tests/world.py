@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -346,7 +347,7 @@ class Engine(Process):
         return self.ask("/is_paused")["is_paused"]
 
 
-SIZES = {"BF16": 2, "F32": 4, "F16": 2, "U8": 1, "I64": 8}
+SIZES = {"BF16": 2, "F32": 4, "F16": 2, "U8": 1, "I8": 1, "I64": 8}
 
 
 def checkpoint(tensors, folder=None, seed=0, files=None, sidecars=True):
@@ -376,6 +377,21 @@ def checkpoint(tensors, folder=None, seed=0, files=None, sidecars=True):
     return folder
 
 
+MANY = 0.1  # of the elements
+
+
+def many_changed(data, share, by, generator):
+    """The 16-bit elements, each changed with that probability, to 1/256. Millions of them one by one would take most of a test's time:
+    all are added in one number, in which no sum carries into the next element."""
+    n = len(data) // 2
+    add = {byte: (by, -by)[byte % 2] % 65536 if byte < 256 * share else 0 for byte in range(256)}
+    chosen, changes = generator.randbytes(n), bytearray(2 * n)
+    changes[::2] = chosen.translate(bytes(a & 255 for a in add.values()))
+    changes[1::2] = chosen.translate(bytes(a >> 8 for a in add.values()))
+    a, b, top = (int.from_bytes(x, "little") for x in (data, changes, b"\0\x80" * n))
+    return (((a & ~top) + (b & ~top)) ^ ((a ^ b) & top)).to_bytes(2 * n, "little")
+
+
 def step(folder, seed, share=0.01, by=1):
     """A checkpoint like the one in `folder`, with a share of its 16-bit elements changed by `by` units."""
     out = unique("step")
@@ -388,10 +404,13 @@ def step(folder, seed, share=0.01, by=1):
             begin = 8 + struct.unpack("<Q", data[:8])[0]
             begin += begin % 2
             n = (len(data) - begin) // 2
-            for i in generator.sample(range(n), int(n * share)):
-                at = begin + 2 * i
-                value = struct.unpack_from("<H", data, at)[0] + generator.choice((by, -by))
-                struct.pack_into("<H", data, at, value % 65536)
+            with memoryview(data)[begin:begin + 2 * n] as raw, raw.cast("H") as elements:
+                if share > MANY:
+                    raw[:] = many_changed(raw, share, by, generator)
+                else:
+                    chosen = generator.sample(range(n), int(n * share))
+                    for i, change in zip(chosen, generator.choices((by, -by), k=len(chosen))):
+                        elements[i] = (elements[i] + change) % 65536
         with open(os.path.join(out, name), "wb") as f:
             f.write(data)
     return out
@@ -421,6 +440,30 @@ DELTAS = "speeds=40M:5G:2G"
 # LARGE has more than one block of 4 MiB; both have a partial last block.
 MEDIUM = {f"layer.{i}.weight": ("BF16", [256, 256]) for i in range(12)} | {"tail": ("U8", [12345])}
 LARGE = {f"layer.{i}.weight": ("BF16", [1024, 1024]) for i in range(12)} | {"tail": ("U8", [12345])}
+
+
+def listing(archive, model="actor"):
+    """{version: its entry} of an archive; {}: it has no list yet."""
+    if not os.path.exists(archive + "/v1/models"):
+        return {}
+    with open(archive + "/v1/models") as f:
+        models = {m["name"]: m for m in json.load(f)["models"]}
+    return {v["version"]: v for v in models.get(model, {"versions": []})["versions"]}
+
+
+def pulled(mount, version=1):
+    """Pulls, and from status: (strategy, {strategy: why not})."""
+    mount.write(f"pull {version}", "actor/ctl")
+    return said(mount, version)
+
+
+def said(mount, version=1):
+    line = mount.status("actor")[f"version.{version}"]
+    found = re.search(r' how="([^"]*)" strategy=(\S+)(?: why_not="([^"]*)")? seconds=', line)
+    assert found, line
+    reasons = [part.split(": ", 1) for part in found.group(3).split("; ")] if found.group(3) else []
+    assert len({why for _, why in reasons}) == len(reasons), reasons  # each reason is given once
+    return found.group(2), {name: why for names, why in reasons for name in names.split(", ")}
 
 
 def kill_quietly(pid):

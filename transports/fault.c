@@ -194,7 +194,7 @@ static int pass_block(void *arg, size_t block, uint64_t hash)
     }
     if (happens(s, s->flip)) { /* one bit is wrong, and the hash is that of the wrong bytes */
         uint64_t r = draw(s);
-        p->request->dst[block * WS_BLOCK_BYTES + r % ws_manifest_block_bytes(f, block)] ^=
+        ws_fetch_dst(p->request, block)[r % ws_manifest_block_bytes(f, block)] ^=
             (unsigned char)(1U << (r >> 60 & 7));
         hash ^= r | 1;
     } else if (happens(s, s->lie)) {
@@ -216,6 +216,8 @@ static int fetch_part(struct fault_lane *l, struct passage *p, size_t first, siz
     f.n = n;
     f.block = pass_block;
     f.arg = p;
+    f.store = NULL; /* bytes that are to be changed come to dst */
+    f.grows = NULL; /* and are not shown before */
     int rc = ws_lane_fetch(l->inner, &f, err);
     if (p->stale)
         return ws_error_set(err, ESTALE, "%s: gone, on purpose", l->head.source->url);

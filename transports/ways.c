@@ -1,9 +1,12 @@
 #include "transports/ways.h"
 #include "transports/device/device.h"
+#include "transports/dir/archive.h"
 #include "transports/dir/dir.h"
 #include "transports/ipc/ipc.h"
 #include "transports/nccl/broadcast.h"
 #include "transports/tcp/tcp.h"
+#include "transports/ucx/engine.h"
+#include "transports/ucx/ucx.h"
 #include <string.h>
 
 static int gpu_available(struct ws_error *why)
@@ -31,10 +34,13 @@ const struct ws_way ws_ways[WS_N_WAYS] = {
                     .name = "ipc",
                     .needs = "the socket of an agent on the same host",
                     .transport = &ws_ipc_ops},
-    [WS_WAY_DIR] = {.id = WS_WAY_DIR,
-                    .name = "dir",
-                    .needs = "a folder of checkpoints, or an archive, that both sides see",
-                    .transport = &ws_dir_ops},
+    [WS_WAY_DIR] =
+        {.id = WS_WAY_DIR,
+         .name = "dir",
+         .needs =
+             "a folder of checkpoints, or an archive in a folder or an object store, that both sides see",
+         .transport = &ws_dir_ops,
+         .other = &ws_archive_ops},
     [WS_WAY_BROADCAST] = {.id = WS_WAY_BROADCAST,
                           .name = "broadcast",
                           .needs = "NCCL, and a CUDA device on either side",
@@ -49,6 +55,11 @@ const struct ws_way ws_ways[WS_N_WAYS] = {
                                 .needs = "the CUDA device that the trainer holds the weights on",
                                 .handles = true,
                                 .available = gpu_available},
+    [WS_WAY_UCX] = {.id = WS_WAY_UCX,
+                    .name = "ucx",
+                    .needs = "UCX of one release on both sides, an agent with --ucx, and a mount with -o ucx",
+                    .transport = &ws_ucx_ops,
+                    .available = ws_ucx_available},
 };
 
 const struct ws_way *ws_way_find(const char *name)
@@ -57,6 +68,14 @@ const struct ws_way *ws_way_find(const char *name)
         if (strcmp(ws_ways[i].name, name) == 0)
             return &ws_ways[i];
     return NULL;
+}
+
+static bool has_scheme(const char *url, const struct ws_transport_ops *transport)
+{
+    for (const char *const *scheme = transport ? transport->schemes : NULL; scheme && *scheme; scheme++)
+        if (strncmp(url, *scheme, strlen(*scheme)) == 0)
+            return true;
+    return false;
 }
 
 int ws_way_from_url(const char *url)
@@ -68,9 +87,8 @@ int ws_way_from_url(const char *url)
         url = colon + 1;
     }
     for (int id = 0; id < WS_N_WAYS; id++)
-        for (const char *const *scheme = ws_way_schemes(&ws_ways[id]); *scheme; scheme++)
-            if (strncmp(url, *scheme, strlen(*scheme)) == 0)
-                return id;
+        if (has_scheme(url, ws_ways[id].transport) || has_scheme(url, ws_ways[id].other))
+            return id;
     return WS_NO_WAY;
 }
 

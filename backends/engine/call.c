@@ -90,11 +90,16 @@ int ws_call_get(const struct ws_engine_target *t, const char *path, struct ws_ht
     return call_json(t, path, NULL, false, ws_call_short_ms(t), reply, err);
 }
 
+static int no_body(const struct ws_engine_target *t, const char *path, struct ws_error *err)
+{
+    return ws_error_set(err, EINVAL, "what %s%s is to be told is no UTF-8", t->url, path);
+}
+
 static int post(const struct ws_engine_target *t, const char *path, json_t *body, bool fresh,
                 unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
 {
     if (!body)
-        return ws_error_set(err, EINVAL, "what %s%s is to be told is no UTF-8", t->url, path);
+        return no_body(t, path, err);
     int rc = call_json(t, path, body, fresh, timeout_ms, reply, err);
     json_decref(body);
     return rc;
@@ -110,6 +115,22 @@ int ws_call_post_once(const struct ws_engine_target *t, const char *path, json_t
                       struct ws_http_reply *reply, struct ws_error *err)
 {
     return post(t, path, body, true, timeout_ms, reply, err);
+}
+
+int ws_call_explained(const struct ws_engine_target *t, const char *path, json_t *body, unsigned timeout_ms,
+                      struct ws_http_reply *reply, struct ws_error *err)
+{
+    if (!body)
+        return no_body(t, path, err);
+    int rc = ws_call_http(t, path, body, true, timeout_ms, reply, err);
+    json_decref(body);
+    if (rc)
+        return rc;
+    if (!json_object_get(reply->json, "error") || reply->status == 401 || reply->status == 403)
+        rc = check_status(t, path, reply, err);
+    if (rc)
+        ws_http_reply_release(reply);
+    return rc;
 }
 
 int ws_call_plain(const struct ws_engine_target *t, const char *path, long busy, struct ws_http_reply *reply,

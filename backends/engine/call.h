@@ -22,6 +22,11 @@ WS_MUST_USE int ws_call_post(const struct ws_engine_target *t, const char *path,
  * POST by ws_call_post may be sent again when a reused connection is closed without a reply. */
 WS_MUST_USE int ws_call_post_once(const struct ws_engine_target *t, const char *path, json_t *body,
                                   unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err);
+/* The same, for routes that answer success by a text, and a failure of any status by {"error": ...}. After 0 the
+ * status is any, and the reply's json an object only where it failed. A 404 without "error" is a route that is not
+ * there, -EPROTO. */
+WS_MUST_USE int ws_call_explained(const struct ws_engine_target *t, const char *path, json_t *body,
+                                  unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err);
 /* POST of {}, sent once at most, to a route whose reply may have no body; any status but 200 is an error.
  * busy: the status that reports that requests are in the way, -EBUSY; 0: there is none. reply: as above, where
  * it is not NULL; its json may be NULL. */

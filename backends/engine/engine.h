@@ -7,6 +7,7 @@
 #include "transports/base/error.h"
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* What happens to keys and values that were computed with the old weights. */
@@ -25,7 +26,11 @@ struct ws_engine_facts {
     char draft[16];    /* of a separate draft model: does a load reach it? "loaded", "unchanged", "unknown";
                         * empty: it has none */
     bool labels;       /* its version can be changed without a load */
-    unsigned routes;   /* bits of the kind's own */
+    bool loads_draft;  /* load_draft will be taken, as far as it says what it was started with */
+    bool
+        frees_int8_scales; /* a load of INT8 weights leaves wrong answers, or it does not say whether (int8.h) */
+    unsigned max_adapter_rank; /* the largest that it takes; 0: not known, or it takes no adapters */
+    unsigned routes;           /* bits of the kind's own */
 };
 /* Templates of a server of kind `remote`; see remote.c. NULL: a step that it does not have. */
 struct ws_engine_templates {
@@ -61,6 +66,18 @@ struct ws_engine_serving {
     bool paused, sleeping;
     bool sleep_unknown; /* it may sleep and does not report it: then it must not be loaded */
 };
+#define WS_ENGINE_PROCESS_CHARS 31
+/* The adapters that an engine lists, each under the name that requests give. */
+#define WS_MAX_ENGINE_ADAPTERS  64
+#define WS_ADAPTER_NAME_CHARS   160
+struct ws_engine_adapters {
+    size_t n;
+    bool more; /* it lists more than there is room for */
+    struct ws_engine_adapter {
+        char name[WS_ADAPTER_NAME_CHARS + 1];
+        char path[4096]; /* that it was loaded from; empty: not reported */
+    } items[WS_MAX_ENGINE_ADAPTERS];
+};
 struct ws_engine_ops {
     const char *kind;               /* "sglang" */
     const char *const *pause_modes; /* NULL-terminated, the default first */
@@ -95,6 +112,27 @@ struct ws_engine_ops {
     /* NULL: serving reports the path. Fills out->path with the folder that the engine was started with; it may
      * have loaded another one since. */
     int (*start_path)(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err);
+    /* Adapters. All three NULL: the kind has none. They want no pause, and requests under way go on with the adapter that
+     * they began with. A name is given to one path for ever: engines keep files and caches by name. */
+    bool
+        load_drops_adapters; /* a load of the base makes it forget what adapters hold: it reads their paths again at the
+                               * next request, so that the paths have to stay */
+    /* 0: the engine itself lists it. -EREMOTEIO: it refused, with its reason, and does not have it. -EPROTO: it was
+     * started without adapters; how to turn them on. -ECONNRESET, -ETIMEDOUT: ask `adapters`. */
+    int (*adapter_load)(const struct ws_engine_target *t, const char *name, const char *path,
+                        struct ws_error *err);
+    /* 0: it does not list the name any more, or never did. Requests under way with it are waited for, or finish on it. */
+    int (*adapter_unload)(const struct ws_engine_target *t, const char *name, struct ws_error *err);
+    /* What it lists now. -EPROTO as adapter_load. */
+    int (*adapters)(const struct ws_engine_target *t, struct ws_engine_adapters *out, struct ws_error *err);
+    /* NULL: the kind cannot. As load, of a draft model with files of its own, while the engine is paused. -EPROTO: it has
+     * none, or was started without what this needs; how to turn it on. */
+    int (*load_draft)(const struct ws_engine_target *t, const char *path, const char *version,
+                      struct ws_error *err);
+    /* NULL: the kind cannot. Which process answers, in its own words, without blanks: another text is another process, started
+     * since. -EPROTO: this one does not say. */
+    int (*process)(const struct ws_engine_target *t, char out[WS_ENGINE_PROCESS_CHARS + 1],
+                   struct ws_error *err);
 };
 extern const struct ws_engine_ops ws_engine_sglang, ws_engine_vllm, ws_engine_remote;
 /* By kind; NULL when unknown. ws_engine_kinds: NULL-terminated list of names. */

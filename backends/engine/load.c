@@ -3,6 +3,14 @@
 #include <stdio.h>
 #include <string.h>
 
+/* A label: of a load that has not been confirmed, though the engine had the label of that version. */
+#define LOADING "loading "
+
+const char *ws_engine_labelled_version(const char *label)
+{
+    return strncmp(label, LOADING, strlen(LOADING)) == 0 ? label + strlen(LOADING) : label;
+}
+
 static bool names(const struct ws_engine_serving *now, const char *version)
 {
     return now->version[0] && strcmp(now->version, version) == 0;
@@ -22,7 +30,7 @@ static int get_ready(const struct ws_engine_ops *ops, const struct ws_engine_tar
         rc = ops->serving(t, &before, err);
     if (rc != 0 || !names(&before, version))
         return rc;
-    snprintf(other, sizeof(other), "loading %s", version);
+    snprintf(other, sizeof(other), LOADING "%s", version);
     rc = ops->label ? ops->label(t, other, err) : -EPROTO;
     *renamed = rc != -EPROTO;
     if (rc == 0)

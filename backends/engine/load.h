@@ -19,4 +19,8 @@ WS_MUST_USE int ws_engine_load(const struct ws_engine_ops *ops, const struct ws_
 WS_MUST_USE int ws_engine_confirm(const struct ws_engine_ops *ops, const struct ws_engine_target *t,
                                   const char *version, struct ws_error *err);
 
+/* The version that a label of an engine names. While the engine loads what it had already, and after that failed, it
+ * is labelled "loading VERSION", so that an old answer is not taken for a confirmation. Points into label. */
+const char *ws_engine_labelled_version(const char *label);
+
 #endif

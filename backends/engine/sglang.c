@@ -18,9 +18,16 @@
  *   So the version is what the schedulers report, the path is unknown, and a pause by `abort` stops one
  *   worker only.
  * - A server that was started with dummy weights also reads files as `dummy`, unless a load names another
- *   format. */
+ *   format.
+ * - A load feeds its files to the draft model, too. That is right where both were started on one checkpoint
+ *   (MTP, NEXTN), so that a version has the draft's tensors. A draft model with files of its own would get
+ *   the target's: such a server is refused, unless the plug-in of our Python package keeps them from it. The
+ *   load has no selector, so a draft model cannot be loaded alone, and the kind has no load_draft. */
 #include "backends/engine/pause.h"
+#include "backends/engine/sglang_adapters.h"
+#include "backends/engine/sglang_info.h"
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,13 +42,6 @@ static const char *const pause_modes[] = {"retract", "abort", "in_place", NULL};
 static bool is(const struct ws_engine_target *t, unsigned fact)
 {
     return t->facts && t->facts->known && t->facts->routes & fact;
-}
-
-/* Its arguments and its schedulers' state. May hold keys: only what is named here is looked at. */
-static int server_info(const struct ws_engine_target *t, struct ws_http_reply *reply, struct ws_error *err)
-{
-    int rc = ws_call_get(t, "/server_info", reply, err);
-    return rc == -EPROTO ? ws_call_get(t, "/get_server_info", reply, err) : rc;
 }
 
 /* Of all schedulers, where they agree. */
@@ -66,7 +66,7 @@ static int serving_from_workers(const struct ws_engine_target *t, struct ws_engi
                                 struct ws_error *err)
 {
     struct ws_http_reply reply;
-    int rc = server_info(t, &reply, err);
+    int rc = ws_sglang_info(t, &reply, err);
     if (rc)
         return rc;
     rc = version_from_schedulers(t, &reply, out, err);
@@ -143,21 +143,52 @@ static void find_embedding_cache(const struct ws_engine_target *t, const json_t 
     ws_http_reply_release(&reply);
 }
 
+static unsigned rank_of(const json_t *value)
+{
+    const json_int_t rank = json_integer_value(value);
+    return rank > 0 && rank < UINT_MAX ? (unsigned)rank : 0;
+}
+
+/* See the file's head. The paths are those that it was started with, whatever was loaded since. */
+static int check_draft(const struct ws_engine_target *t, const json_t *info, struct ws_engine_facts *facts,
+                       struct ws_error *err)
+{
+    const json_t *state = json_array_get(json_object_get(info, "internal_states"), 0);
+    const bool frozen = json_is_true(json_object_get(json_object_get(state, "wsync"), "freezes_draft"));
+    const char *draft = json_string_value(json_object_get(info, "speculative_draft_model_path"));
+    const char *model = json_string_value(json_object_get(info, "model_path"));
+    if (!draft || !json_is_string(json_object_get(info, "speculative_algorithm")))
+        return 0;
+    const bool own = !model || strcmp(draft, model) != 0;
+    if (own && !frozen)
+        return ws_error_set(
+            err, EPROTO,
+            "%s has a draft model with files of its own, %.300s: its load from disk would feed the "
+            "target's files to it; start it with the Python package wsync beside it, which leaves the "
+            "draft model as it is, or with the draft in the target's checkpoint (MTP)",
+            t->url, draft);
+    snprintf(facts->draft, sizeof(facts->draft), own ? "unchanged" : "loaded");
+    return 0;
+}
+
 /* What it was started with; as by default where it is too old to say. One that cannot say it now may have
  * been started with dummy weights, which it would "load" with success. */
 static int read_arguments(const struct ws_engine_target *t, struct ws_engine_facts *facts,
                           struct ws_engine_serving *out, struct ws_error *err)
 {
     struct ws_http_reply reply;
-    int rc = server_info(t, &reply, err);
+    int rc = ws_sglang_info(t, &reply, err);
     if (rc)
         return rc == -EPROTO ? 0 : rc;
     (void)ws_call_copy(t, facts->release, sizeof(facts->release), ws_call_text(&reply, "version"), "version",
                        NULL);
     find_embedding_cache(t, reply.json, facts);
+    if (json_is_true(json_object_get(reply.json, "enable_lora")))
+        facts->max_adapter_rank = rank_of(json_object_get(reply.json, "max_lora_rank"));
+    rc = check_draft(t, reply.json, facts, err);
     if (strcmp(ws_call_text(&reply, "load_format"), "dummy") == 0)
         facts->routes |= WAS_DUMMY;
-    if (json_integer_value(json_object_get(reply.json, "tokenizer_worker_num")) > 1) {
+    if (!rc && json_integer_value(json_object_get(reply.json, "tokenizer_worker_num")) > 1) {
         const char *first = ws_call_text(&reply, "weight_version");
         facts->routes |= HAS_WORKERS;
         rc = version_from_schedulers(t, &reply, out, err);
@@ -223,7 +254,7 @@ static int drain(const struct ws_engine_target *target, struct ws_error *err)
     struct ws_engine_target t = *target;
     struct ws_http_reply reply;
     t.short_ms = t.timeout_ms;
-    int rc = server_info(&t, &reply, err);
+    int rc = ws_sglang_info(&t, &reply, err);
     if (!rc)
         ws_http_reply_release(&reply);
     return rc == -EPROTO ? 0 : rc;
@@ -332,4 +363,7 @@ const struct ws_engine_ops ws_engine_sglang = {
     .flush = flush,
     .resume = resume,
     .serving = serving,
+    .adapter_load = ws_sglang_adapter_load,
+    .adapter_unload = ws_sglang_adapter_unload,
+    .adapters = ws_sglang_adapters,
 };

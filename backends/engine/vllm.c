@@ -11,8 +11,8 @@
  *   So the folder is checked before the load (the gate of a switch).
  * - A pause empties the prefix cache (clear_cache), but newer releases do not promise it for `keep`. So it is
  *   emptied again after the load, by a call that reports whether it was.
- * - Newer releases have start, update and finish routes for weight transfers. They are used where
- *   collective_rpc is not offered.
+ * - Newer releases have start, update and finish routes for weight transfers (vllm_transfer.c). They are used
+ *   where collective_rpc is not offered, and for a draft model.
  * - A sleeping engine has no weights to reload, so its weights are woken first. Once all of it is awake its
  *   pause is over. So the resume wakes the rest, and a load begins by asking whether the engine is paused.
  *   /is_paused and /is_sleeping are both true for a sleeping engine and for a paused one. The metrics
@@ -24,9 +24,14 @@
  *   only: a request for a kept image ends the engine. Both are emptied after each load, whatever cache= says.
  *   What /reset_mm_cache empties stays: it holds processed inputs, which no weights have computed, and its two
  *   halves, in the server and in the engine, differ for a moment when they are emptied beside requests.
+ * - Nothing names the process. Its metrics say when it was started, in one with several API servers not even they.
  * - With data-parallel experts a resume is refused while a pause is under way, even if its caller has given
  *   up. */
+#include "backends/engine/load.h"
 #include "backends/engine/pause.h"
+#include "backends/engine/vllm_adapters.h"
+#include "backends/engine/vllm_config.h"
+#include "backends/engine/vllm_transfer.h"
 #include "transports/base/log.h"
 #include <errno.h>
 #include <stdio.h>
@@ -35,6 +40,7 @@
 
 enum { HAS_RPC = 1, HAS_VERSION = 2, HAS_TRANSFER = 4, HAS_SLEEP = 8, HAS_RESET = 16, HAS_ENCODER = 32 };
 #define SLEEP_GAUGE "vllm:engine_sleep_state{"
+#define START_GAUGE "process_start_time_seconds "
 
 static const char *const pause_modes[] = {"keep", "wait", "abort", NULL};
 
@@ -62,6 +68,26 @@ static int query_bool(const struct ws_engine_target *t, const char *path, const 
 static int query_paused(const struct ws_engine_target *t, bool *paused, struct ws_error *err)
 {
     return query_bool(t, "/is_paused", "is_paused", paused, err);
+}
+
+static int process(const struct ws_engine_target *t, char out[WS_ENGINE_PROCESS_CHARS + 1],
+                   struct ws_error *err)
+{
+    struct ws_http_reply reply;
+    int rc = ws_call_page(t, "/metrics", &reply, err);
+    if (rc)
+        return rc;
+    const char *at = reply.text;
+    while (at && strncmp(at, START_GAUGE, strlen(START_GAUGE)) != 0)
+        at = (at = strchr(at, '\n')) ? at + 1 : NULL;
+    at = at ? at + strlen(START_GAUGE) : "";
+    const size_t n = strspn(at, "0123456789.e+");
+    if (n > 0 && n <= WS_ENGINE_PROCESS_CHARS)
+        snprintf(out, WS_ENGINE_PROCESS_CHARS + 1, "%.*s", (int)n, at);
+    else
+        rc = ws_error_set(err, EPROTO, "%s/metrics do not say when it was started", t->url);
+    ws_http_reply_release(&reply);
+    return rc;
 }
 
 /* Of the lines SLEEP_GAUGE...sleep_state="awake"...} 1.0, one a data parallel engine. */
@@ -159,28 +185,6 @@ static int find_routes(const struct ws_engine_target *t, struct ws_engine_facts 
     return 0;
 }
 
-/* A reload is the target model's alone: a draft model with weights of its own stays as it was started. */
-static void find_draft(const struct ws_engine_target *t, struct ws_engine_facts *facts)
-{
-    struct ws_http_reply reply;
-    if (ws_call_page(t, "/metrics", &reply, NULL))
-        return;
-    bool speculates = strstr(reply.text, "vllm:spec_decode_"); /* at the first call what follows is slow */
-    ws_http_reply_release(&reply);
-    if (!speculates)
-        return;
-    snprintf(facts->draft, sizeof(facts->draft), "unknown");
-    if (ws_call_get(t, "/server_info?config_format=json", &reply, NULL))
-        return;
-    const json_t *config = json_object_get(reply.json, "vllm_config");
-    const char *method =
-        json_string_value(json_object_get(json_object_get(config, "speculative_config"), "method"));
-    if (method) /* some look at the text alone */
-        snprintf(facts->draft, sizeof(facts->draft), "%s",
-                 strncmp(method, "ngram", 5) == 0 || strcmp(method, "suffix") == 0 ? "" : "unchanged");
-    ws_http_reply_release(&reply);
-}
-
 static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts,
                  struct ws_engine_serving *out, struct ws_error *err)
 {
@@ -206,10 +210,10 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
     facts->labels = facts->routes & HAS_VERSION;
     with.facts = facts;
     rc = serving(&with, out, err);
-    if (!rc && (!out->version[0] || strcmp(out->version, "default") == 0))
+    if (!rc && (!out->version[0] || strcmp(ws_engine_labelled_version(out->version), "default") == 0))
         rc = start_path(t, out, err);
     if (!rc)
-        find_draft(t, facts);
+        ws_vllm_config_read(t, facts);
     return rc;
 }
 
@@ -260,30 +264,6 @@ static int resume(const struct ws_engine_target *t, struct ws_error *err)
     return rc ? rc : ws_call_while_busy(t, ws_call_pause_ms(t), resume_once, err);
 }
 
-/* Workers are read one after the other, up to the first that failed: what those behind it answered stays, and
- * becomes their reply to the next call. So several are asked what is never answered by null, as a reload is;
- * the executor asks it at each start. */
-static int check_step(const struct ws_engine_target *t, size_t workers, struct ws_error *err)
-{
-    struct ws_http_reply reply;
-    int rc = ws_call_post_once(t, "/collective_rpc", json_pack("{s:s}", "method", "get_supported_tasks"),
-                               ws_call_short_ms(t), &reply, err);
-    if (rc)
-        return rc;
-    const json_t *results = json_object_get(reply.json, "results");
-    bool good = reply.status == 200 && json_array_size(results) == workers;
-    for (size_t i = 0; good && i < workers; i++)
-        good = !json_is_null(json_array_get(results, i));
-    if (!good)
-        rc = ws_error_set(
-            err, EREMOTEIO,
-            "%s: since an earlier call failed, its workers answer the call before; it is not known "
-            "whether they loaded: restart it",
-            t->url);
-    ws_http_reply_release(&reply);
-    return rc;
-}
-
 /* 200 with one result a worker; each worker's is null where all went well. */
 static int reload_by_rpc(const struct ws_engine_target *t, const char *path, struct ws_error *err)
 {
@@ -301,34 +281,7 @@ static int reload_by_rpc(const struct ws_engine_target *t, const char *path, str
         rc = ws_error_set(err, EREMOTEIO, "%s did not reload %s: %ld %.600s", t->url, path, reply.status,
                           reply.text);
     ws_http_reply_release(&reply);
-    return !rc && workers > 1 ? check_step(t, workers, err) : rc;
-}
-
-static int transfer_step(const struct ws_engine_target *t, const char *route, json_t *body,
-                         struct ws_error *err)
-{
-    struct ws_http_reply reply;
-    int rc = ws_call_post_once(t, route, body, t->timeout_ms, &reply, err);
-    if (rc)
-        return rc;
-    if (reply.status != 200)
-        rc = ws_error_set(err, EREMOTEIO, "%s refused %s: %ld %.600s", t->url, route, reply.status,
-                          reply.text);
-    ws_http_reply_release(&reply);
-    return rc;
-}
-
-static int reload_by_transfer(const struct ws_engine_target *t, const char *path, const char *version,
-                              struct ws_error *err)
-{
-    int rc = transfer_step(t, "/start_weight_update", json_pack("{s:b}", "is_checkpoint_format", 1), err);
-    if (rc)
-        return rc;
-    rc =
-        transfer_step(t, "/update_weights", json_pack("{s:{s:s}}", "update_info", "weights_path", path), err);
-    if (!rc)
-        rc = transfer_step(t, "/finish_weight_update", json_pack("{s:s}", "weight_version", version), err);
-    return ws_call_after_request(rc, err);
+    return !rc && workers > 1 ? ws_vllm_check_step(t, workers, err) : rc;
 }
 
 static int record_version(const struct ws_engine_target *t, const char *version, struct ws_error *err)
@@ -356,6 +309,15 @@ static int record_version(const struct ws_engine_target *t, const char *version,
     return rc;
 }
 
+/* It has the version's weights: only the mount's end still keeps it from saying so, no cancel and no deadline. */
+static int record_loaded(const struct ws_engine_target *target, const char *version, struct ws_error *err)
+{
+    struct ws_engine_target t = *target;
+    memset(t.cancel + 1, 0, sizeof(t.cancel) - sizeof(t.cancel[0]));
+    t.end_ns = 0;
+    return record_version(&t, version, err);
+}
+
 static int label(const struct ws_engine_target *t, const char *version, struct ws_error *err)
 {
     return has(t, HAS_VERSION) ? record_version(t, version, err)
@@ -368,12 +330,23 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
         return rc;
     rc = stay_paused(t, err);
     if (!rc)
-        rc = has(t, HAS_RPC) ? reload_by_rpc(t, path, err) : reload_by_transfer(t, path, version, err);
+        rc = has(t, HAS_RPC) ? reload_by_rpc(t, path, err) : ws_vllm_transfer(t, path, version, err);
     if (rc)
         return t->sleeping ? ws_call_after_request(rc, err) : rc;
     if (has(t, HAS_VERSION))
-        rc = record_version(t, version, err);
+        rc = record_loaded(t, version, err);
     return ws_call_after_request(rc, err);
+}
+
+/* Nothing of the target changes: what is recorded of it stays. */
+static int load_draft(const struct ws_engine_target *t, const char *path, const char *version,
+                      struct ws_error *err)
+{
+    (void)version; /* no route records a draft model's */
+    int rc = t->sleeping ? wake(t, "/wake_up?tags=weights", err) : 0;
+    if (!rc)
+        rc = stay_paused(t, err);
+    return rc ? rc : ws_vllm_transfer_draft(t, path, err);
 }
 
 /* {"success": bool}; older releases answer without a body. Requests that were frozen in the pause hold
@@ -433,4 +406,10 @@ const struct ws_engine_ops ws_engine_vllm = {
     .resume = resume,
     .serving = serving,
     .start_path = start_path,
+    .load_drops_adapters = true,
+    .adapter_load = ws_vllm_adapter_load,
+    .adapter_unload = ws_vllm_adapter_unload,
+    .adapters = ws_vllm_adapters,
+    .load_draft = load_draft,
+    .process = process,
 };

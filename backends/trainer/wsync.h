@@ -29,6 +29,8 @@ extern "C" {
 #define WSYNC_VERSION_MAJOR 0
 #define WSYNC_VERSION_MINOR 2
 #define WSYNC_MAX_DIMS      8
+#define WSYNC_MAX_SECTIONS  16
+#define WSYNC_PLUS_1        2    /* wsync_param.converts */
 #define WSYNC_NO_AUDIT      (-1) /* wsync_config.audit */
 
 #if defined(__GNUC__)
@@ -97,13 +99,22 @@ typedef struct wsync_param {
      * asking for it is -EINVAL. Rounded to nearest, ties to even. What is too large for dtype becomes
      * infinite, see wsync_overflows. Every NaN that is narrowed becomes one quiet NaN with its sign: 0x7fc0
      * in BF16, 0x7e00 in F16. Libraries do not agree on a pattern (torch's BF16 is 0xffff on a CPU, 0x7fff on
-     * a GPU), and with a fixed one equal sources give equal bytes. */
+     * a GPU), and with a fixed one equal sources give equal bytes. WSYNC_PLUS_1: 1 is added to each element before,
+     * and rounded to data_dtype, also where that is dtype: norms that a framework stores less one. -EOPNOTSUPP
+     * with wsync_config.share. */
     int converts;
     wsync_dtype data_dtype;
     /* data on a GPU: the stream (CUstream, cudaStream_t; NULL: the default one) whose work writes it. Copies
      * run on a stream of their own and wait for the work that is in this one when they are requested. */
     void *stream;
 } wsync_param;
+
+/* A small file that goes along with a version, from memory. */
+typedef struct wsync_sidecar {
+    const char *name; /* "adapter_config.json"; ends as a sidecar's does: json, txt, model, tiktoken, jinja */
+    const void *data;
+    size_t bytes;
+} wsync_sidecar;
 
 typedef struct wsync_config {
     size_t struct_size;
@@ -161,6 +172,10 @@ typedef struct wsync_config {
      * and the next offload connects anew. */
     int (*interrupted)(void *arg);
     void *interrupted_arg;
+    /* n_files small files that go along besides those of `sidecars`, and instead of those of the same names (rank
+     * 0). They are copied. */
+    const wsync_sidecar *files;
+    size_t n_files;
 } wsync_config;
 
 typedef struct wsync_publisher wsync_publisher;
@@ -301,8 +316,14 @@ int wsync_file_to_gpu(int fd, uint64_t offset, uint64_t bytes, void *dst);
  * this rank stands on it. SHARD cuts dimension `dim` as torch.chunk does: into `size` pieces of ceil(n /
  * size), the last ones short or empty. STRIDED_SHARD first cuts into split_factor pieces and then each of
  * them, and a rank holds its share of all, one after the other: FSDP over tensor parallelism, and Megatron's
- * [gate; up]. */
-typedef enum wsync_placement_kind { WSYNC_REPLICATE, WSYNC_SHARD, WSYNC_STRIDED_SHARD } wsync_placement_kind;
+ * [gate; up]. SECTION_SHARD does that with pieces of given sizes, wsync_held.sections, which fill the
+ * dimension; each must be a multiple of `size`: fused projections over tensor parallelism. */
+typedef enum wsync_placement_kind {
+    WSYNC_REPLICATE,
+    WSYNC_SHARD,
+    WSYNC_STRIDED_SHARD,
+    WSYNC_SECTION_SHARD
+} wsync_placement_kind;
 typedef struct wsync_placement {
     wsync_placement_kind kind;
     unsigned dim;          /* of the tensor; a flat one's is 0 */
@@ -315,7 +336,8 @@ typedef struct wsync_placement {
  * elements; all zero: contiguous, unless `strided` is set), which placements (outer mesh dimension first;
  * none: the whole tensor) make of `shape`. Or flat: a part of the row-major flattened tensor, contiguous in
  * memory: what placements make of it (ZeRO-3's partition, whose padding at the end is left alone), or without
- * placements the range [start, start + count) (a flat parameter of FSDP1, a fragment of ZeRO-1 and -2). */
+ * placements the range [start, start + count) (a flat parameter of FSDP1, a fragment of ZeRO-1 and -2). A
+ * flat one of Megatron's is that range of this rank's own part, flattened (its distributed optimizer's). */
 typedef struct wsync_held {
     const char *name; /* the framework's own */
     wsync_dtype dtype;
@@ -328,19 +350,25 @@ typedef struct wsync_held {
     int64_t strides[WSYNC_MAX_DIMS];
     uint64_t start, count;
     int strided;
-    unsigned layer; /* Megatron: layer_number of the layer it is in, from 1; 0: it is in none */
+    /* Megatron: layer_number, from 1, of the decoder's layer that it is in, or of the layer of multi-token
+     * prediction; 0: it is in none */
+    unsigned layer;
     const void *data;
+    const uint64_t *sections; /* of SECTION_SHARD; Megatron: none, they follow from the name */
+    unsigned n_sections;      /* at most WSYNC_MAX_SECTIONS */
+    unsigned reserved;        /* 0 */
 } wsync_held;
 
-/* A held tensor that is several of the file: `names` side by side along dimension `dim`, equally large. With
- * `stacked`, dimension 0 counts them instead of being one of theirs, and '*' in a name is that number: what
- * transformers writes as MergeModulelist(dim=0) and Concatenate(dim=1). */
+/* A held tensor that is several of the file: `names` side by side along dimension `dim`. With `stacked`, dimension 0
+ * counts them instead of being one of theirs, and '*' in a name is that number: what transformers writes as
+ * MergeModulelist(dim=0) and Concatenate(dim=1). */
 typedef struct wsync_fusion {
     const char *held;         /* how the held name ends, after a dot or whole: "mlp.experts.gate_up_proj" */
     const char *const *names; /* "mlp.experts.*.gate_proj.weight", ... in its place */
     unsigned n_names;
     int stacked;
-    unsigned dim; /* of the held tensor */
+    unsigned dim;          /* of the held tensor */
+    const uint64_t *sizes; /* of each along dim; NULL: they are equally large */
 } wsync_fusion;
 
 /* Text in a held tensor's name that stands as another one in the file: ".mlp." as ".block_sparse_moe.". */
@@ -374,6 +402,13 @@ typedef struct wsync_extract_options {
      * not known here are refused by name. */
     const char *const *features;
     size_t n_features;
+    /* PEFT's name of a LoRA adapter ("default"); of Megatron's, any name. Its tensors alone are extracted, in the names
+     * that PEFT saves them under and for the file adapter_model.safetensors; other tensors are left out. NULL:
+     * the model. */
+    const char *adapter;
+    /* sizeof(wsync_held), sizeof(wsync_fusion), which come in arrays, so that they can grow too. 0: as they are
+     * in 0.2; of a program that was built with 0.1's header, as they were there. */
+    size_t held_size, fusion_size;
 } wsync_extract_options;
 
 typedef struct wsync_extraction wsync_extraction;

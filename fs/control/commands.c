@@ -1,8 +1,11 @@
 #include "fs/control/commands.h"
 #include "fs/engines/added.h"
+#include "fs/switch/adapter_gate.h"
+#include "fs/switch/catch_up.h"
 #include "fs/switch/external_loaded.h"
 #include "fs/switch/follow.h"
 #include "fs/switch/gate.h"
+#include "fs/switch/reconcile.h"
 #include "fs/switch/switch.h"
 #include "transports/base/name.h"
 #include "transports/base/text.h"
@@ -48,6 +51,17 @@ static int switch_options(const struct ws_command_request *rq, struct ws_switch_
     return 0;
 }
 
+/* May a version that is here be switched to? */
+static int check(struct ws_command_request *rq, const struct ws_switch_item *item, struct ws_error *err)
+{
+    bool is_adapter;
+    int rc = ws_adapter_gate_check(rq->control, item->controller, item->version, &is_adapter, err);
+    if (rc == 0 && !is_adapter)
+        rc = ws_gate_check(&(struct ws_gate){.model = item->model, .version = item->version}, rq->control,
+                           item->controller, err);
+    return rc;
+}
+
 static int run_load(struct ws_command_request *rq, struct ws_error *err)
 {
     struct ws_switch_options o;
@@ -59,11 +73,9 @@ static int run_load(struct ws_command_request *rq, struct ws_error *err)
     if (rc == 0 && rq->command.verb == WS_VERB_LOAD)
         rc = ws_follow_allows(rq->control, rq->controller, rq->model, item.version, err);
     if (rc == 0)
-        rc = rq->command.verb == WS_VERB_LOAD ? ws_switch_run(rq->control, &item, 1, &o, err)
-             : rq->command.verb == WS_VERB_STAGE
-                 ? ws_switch_prepare(rq->control, &item, &o, err)
-                 : ws_gate_check(&(struct ws_gate){.model = item.model, .version = item.version}, rq->control,
-                                 item.controller, err);
+        rc = rq->command.verb == WS_VERB_LOAD    ? ws_switch_run(rq->control, &item, 1, &o, err)
+             : rq->command.verb == WS_VERB_STAGE ? ws_switch_prepare(rq->control, &item, &o, err)
+                                                 : check(rq, &item, err);
     ws_version_put(item.version);
     return rc;
 }
@@ -105,8 +117,12 @@ static int run_version(struct ws_command_request *rq, struct ws_error *err)
         return rc;
     switch (rq->command.verb) {
     case WS_VERB_PULL:
-        rc = ws_switch_pull(rq->control, v, WS_PRIORITY_BACKGROUND,
-                            &(struct ws_switch_options){.cancel = rq->cancel, .deadline_s = PULL_S}, err);
+        rc = ws_version_direct(v, err);
+        if (rc == 0)
+            rc = ws_switch_pull(rq->control, v, WS_PRIORITY_BACKGROUND,
+                                &(struct ws_switch_options){.cancel = rq->cancel, .deadline_s = PULL_S}, err);
+        if (rc < 0 && rc != -EINTR)
+            ws_version_turn_back(v);
         break;
     case WS_VERB_DROP:
         rc = ws_version_drop(v, err);
@@ -151,7 +167,21 @@ static int run_engine_add(struct ws_command_request *rq, struct ws_error *err)
         w->word[w->n++] = files;
         o[WS_OPTION_FILES] = below;
     }
-    return ws_engine_add(rq->control, rq->controller, &rq->command, true, err);
+    const int rc = ws_engine_add(rq->control, rq->controller, &rq->command, true, err);
+    if (rc == 0 && o[WS_OPTION_ADAPTERS])
+        ws_reconciler_wake(rq->control->reconciler); /* it lacks what is current */
+    return rc;
+}
+
+/* The word follow, and nothing is released yet: the operator may have meant either. */
+static void warn_if_unclear(struct ws_control *c, struct ws_controller *ctl, const char *word)
+{
+    if (strcmp(word, "follow") != 0 || ws_controller_policy(c, ctl) != WS_POLICY_FOLLOW_UNTIL_RELEASE)
+        return;
+    ws_controller_event(c, ctl,
+                        "policy-unclear model=%s why=\"follow acts on what is published until something is "
+                        "released: write follow-released or follow-published\"",
+                        ctl->name);
 }
 
 static int run_add(struct ws_command_request *rq, struct ws_error *err)
@@ -163,8 +193,19 @@ static int run_add(struct ws_command_request *rq, struct ws_error *err)
     struct ws_controller *ctl = ws_controller_get(rq->control, rq->command.args[0]);
     int rc = ctl ? 0 : ws_error_set(err, ENOMEM, "no memory for a model");
     if (rc == 0 && policy)
-        rc = ws_controller_set_policy(rq->control, ctl, policy, NULL, NULL, err);
+        rc = ws_controller_set_policy(rq->control, ctl, policy, &(struct ws_policy_options){0}, err);
+    if (rc == 0 && policy)
+        warn_if_unclear(rq->control, ctl, policy);
     return rc < 0 ? rc : ws_added_add(rq->control, ctl, rq->command.args[1], !rq->any_file, err);
+}
+
+/* Under the lock: an engine of another model that serves this one beside it. */
+static struct ws_engine_at find_served(struct ws_control *c, const char *model)
+{
+    for (struct ws_engine_at at = {0}; ws_engine_next_of(c, model, &at);)
+        if (at.member)
+            return at;
+    return (struct ws_engine_at){0};
 }
 
 /* Not while the model has engines, nor in a switch. Removing counts as a switch meanwhile. */
@@ -175,11 +216,16 @@ static int run_remove(struct ws_command_request *rq, struct ws_error *err)
     if (check_model(model, err) < 0)
         return -err->code;
     struct ws_controller *ctl = ws_controller_get(c, model);
+    struct ws_engine_at served;
     int rc = ctl ? 0 : ws_error_set(err, ENOMEM, "no memory for a model");
     pthread_mutex_lock(&c->lock);
     if (rc == 0 && ctl->switching)
         rc = ws_error_set(err, EBUSY,
                           "a switch of %s is running: write cancel to its ctl, or wait for its end", model);
+    else if (rc == 0 && (served = find_served(c, model)).engine)
+        rc = ws_error_set(err, EBUSY,
+                          "engine %s of %s serves %s beside it (adapters= or draft=): remove it there first",
+                          served.engine->name, served.controller->name, model);
     else if (rc == 0 && ctl->n_engines > 0)
         rc = ws_error_set(err, EBUSY, "%s has %u engines, %s%s: remove them first", model, ctl->n_engines,
                           ctl->engines->name, ctl->n_engines > 1 ? " and others" : "");
@@ -209,13 +255,15 @@ static int cancel_switch(struct ws_command_request *rq, struct ws_error *err)
 static int run_policy(struct ws_command_request *rq, struct ws_error *err)
 {
     const char *const *o = rq->command.options;
-    int rc = ws_controller_set_policy(rq->control, rq->controller, rq->command.args[0], o[WS_OPTION_EVERY],
-                                      o[WS_OPTION_MIN_INTERVAL], err);
+    const struct ws_policy_options options = {o[WS_OPTION_EVERY], o[WS_OPTION_MIN_INTERVAL],
+                                              o[WS_OPTION_UNTIL]};
+    const int rc = ws_controller_set_policy(rq->control, rq->controller, rq->command.args[0], &options, err);
     if (rc < 0)
         return rc;
-    if (strcmp(rq->command.args[0], "follow") != 0)
+    if (!ws_policy_follows_releases(ws_controller_policy(rq->control, rq->controller)))
         ws_follow_forget(rq->control, rq->controller, rq->model);
-    ws_follow_desired(rq->control, rq->model); /* a release may be under way */
+    ws_follow_desired(rq->control, rq->model); /* a release may be under way, or have been */
+    warn_if_unclear(rq->control, rq->controller, rq->command.args[0]);
     return 0;
 }
 
@@ -229,6 +277,31 @@ static int run_strategy(struct ws_command_request *rq, struct ws_error *err)
         ws_controller_event(rq->control, rq->controller, "strategy model=%s strategy=%s",
                             rq->controller->name, rq->command.args[0]);
     return rc;
+}
+
+static int run_learn(struct ws_command_request *rq, struct ws_error *err)
+{
+    const char *model = rq->controller->name, *word = rq->command.args[0];
+    struct ws_learned_info i;
+    const bool ends = strcmp(word, "end") == 0;
+    if (!ends && strcmp(word, "again") != 0)
+        return ws_error_set(err, EINVAL, "'%.100s' is neither end nor again", word);
+    if (!ws_model_learned(rq->model, &i))
+        return ws_error_set(err, EINVAL,
+                            "this mount does not learn what is read of %s: mount with -o need=%s=learn",
+                            model, model);
+    if (ends && i.n_tensors == 0)
+        return ws_error_set(err, ENODATA,
+                            "nothing of %s was read through this mount yet, so nothing would come of later "
+                            "versions: have its engines load one first",
+                            model);
+    if (ends)
+        ws_model_learn_end(rq->model, true);
+    else
+        ws_model_learn_again(rq->model);
+    ws_controller_event(rq->control, rq->controller, "learn model=%s learning=%s tensors=%zu", model,
+                        ends ? "ended" : "again", i.n_tensors);
+    return 0;
 }
 
 static int run_commit(struct ws_command_request *rq, struct ws_error *err)
@@ -255,6 +328,7 @@ const struct ws_command_action ws_command_actions[WS_VERB_COUNT] = {
     [WS_VERB_CANCEL] = {cancel_switch},
     [WS_VERB_COMMIT] = {run_commit, .changes_settings = true},
     [WS_VERB_POLICY] = {run_policy, .changes_settings = true},
+    [WS_VERB_LEARN] = {run_learn},
     [WS_VERB_STRATEGY] = {run_strategy, .changes_settings = true},
     [WS_VERB_PULL] = {run_version},
     [WS_VERB_DROP] = {run_version},

@@ -2,14 +2,18 @@
  * each command does is in commands.c, what each file shows in views.c. */
 #include "fs/engines/control.h"
 #include "fs/control/commands.h"
+#include "fs/control/config.h"
 #include "fs/engines/added.h"
 #include "fs/engines/controller.h"
 #include "fs/engines/job.h"
 #include "fs/switch/follow.h"
+#include "fs/switch/kept.h"
+#include "fs/switch/learned_file.h"
 #include "fs/switch/presence.h"
 #include "fs/switch/reconcile.h"
 #include "fs/switch/restore.h"
 #include "fs/switch/settings.h"
+#include "fs/switch/settings_lock.h"
 #include "transports/base/audit_log.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
@@ -160,6 +164,21 @@ static bool record_failed_pull(struct ws_control *c, struct ws_controller *ctl,
     return is_new;
 }
 
+void ws_control_record_absent(struct ws_control *c, struct ws_version *v, const struct ws_error *why)
+{
+    struct ws_controller *ctl = ws_controller_get(c, ws_model_name(ws_version_model(v)));
+    char command[64];
+    bool is_new = false;
+    snprintf(command, sizeof(command), "read %" PRIu64, ws_version_number(v));
+    if (!ctl)
+        return;
+    pthread_mutex_lock(&c->lock);
+    is_new = !ctl->last_error.real_ns || strcmp(ctl->last_error.text, why->text) != 0;
+    pthread_mutex_unlock(&c->lock);
+    if (is_new)
+        (void)ws_controller_fail(c, ctl, command, why);
+}
+
 static void on_change(void *arg, enum ws_store_event change, struct ws_model *m, struct ws_version *v)
 {
     struct ws_control *c = arg;
@@ -183,6 +202,9 @@ static void on_change(void *arg, enum ws_store_event change, struct ws_model *m,
         return;
     case WS_MODEL_DESIRED:
         ws_follow_desired(c, m);
+        return;
+    case WS_MODEL_PARENTS:
+        ws_settings_save(c);
         return;
     case WS_MODEL_OFFERS:
         forget_gone(c, ctl, m);
@@ -219,8 +241,10 @@ static void on_change(void *arg, enum ws_store_event change, struct ws_model *m,
                             info.lineage);
         return;
     }
-    if (change == WS_VERSION_KNOWN)
+    if (change == WS_VERSION_KNOWN) {
+        ws_config_version_known(c, ctl, v);
         ws_restore_version(c, ctl, m, v);
+    }
     if (change == WS_VERSION_KNOWN || info.state == WS_READY || info.state == WS_FAILED)
         ws_follow_check(c, m); /* a pull that has ended makes way for the next */
 }
@@ -253,6 +277,8 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
     ws_cond_init(&c->idle);
     pthread_mutex_init(&c->saving, NULL);
     pthread_mutex_init(&c->adding, NULL);
+    pthread_mutex_init(&c->configuring, NULL);
+    pthread_mutex_init(&c->config_lock, NULL);
     c->settings_path = ws_settings_path(options->state, options->mountpoint);
     snprintf(c->mount_id, sizeof(c->mount_id), "%s", options->mount_id);
     int rc = ws_http_client_new(&c->http, err);
@@ -261,6 +287,12 @@ int ws_control_new(struct ws_control **out, struct ws_store *store, const struct
         return rc;
     }
     ws_restore_settings(c);
+    ws_learned_file_read(c);
+    rc = ws_config_start(c, err);
+    if (rc < 0) {
+        ws_control_free(c);
+        return rc;
+    }
     rc = ws_reconciler_start(c, &c->reconciler); /* looks at once */
     if (rc < 0) {
         ws_control_free(c);
@@ -306,6 +338,8 @@ void ws_control_stop(struct ws_control *c)
     ws_jobs_wait(c); /* before the reconciler, which they wake */
     ws_reconciler_stop(c->reconciler);
     c->reconciler = NULL;
+    ws_learned_file_save(c, true);
+    ws_kept_release_all(c);
     ws_presence_leave(c);
     ws_settings_close(c);
 }
@@ -323,6 +357,9 @@ void ws_control_free(struct ws_control *c)
     ws_controller_release(&c->root);
     ws_http_client_free(c->http);
     free(c->settings_path);
+    ws_config_free(c);
+    pthread_mutex_destroy(&c->config_lock);
+    pthread_mutex_destroy(&c->configuring);
     pthread_mutex_destroy(&c->adding);
     pthread_mutex_destroy(&c->saving);
     pthread_cond_destroy(&c->idle);

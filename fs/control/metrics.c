@@ -86,6 +86,30 @@ static void pulls(void *arg, struct ws_model *m)
     ws_histogram_print(&h, "wsync_pull_seconds", model_label(ws_model_name(m), labels), p->f);
 }
 
+/* Of models whose memory holds one copy. */
+static void way_back(void *arg, struct ws_model *m)
+{
+    struct printer *p = arg;
+    char labels[LABELS_BYTES];
+    struct ws_one_copy_info i;
+    if (!ws_model_one_copy(m, &i))
+        return;
+    if (i.holder)
+        ws_version_put(i.holder);
+    fprintf(p->f, "wsync_way_back_bytes{%s} %" PRIu64 "\n", model_label(ws_model_name(m), labels),
+            i.way_back_bytes);
+}
+
+/* Of models with need=learn. */
+static void learned(void *arg, struct ws_model *m)
+{
+    struct printer *p = arg;
+    char labels[LABELS_BYTES];
+    struct ws_learned_info i;
+    if (ws_model_learned(m, &i))
+        fprintf(p->f, "wsync_learned_tensors{%s} %zu\n", model_label(ws_model_name(m), labels), i.n_tensors);
+}
+
 static void store_figures(struct ws_store *store, FILE *f)
 {
     struct ws_store_stats s;
@@ -99,6 +123,9 @@ static void store_figures(struct ws_store *store, FILE *f)
         {"waiting_bytes", "gauge", "The part of them that has no name any more and waits for its readers.",
          s.waiting_bytes},
         {"moved_bytes_total", "counter", "Bytes that came from sources.", s.moved_bytes},
+        {"on_demand_bytes_total", "counter",
+         "The part of them that was fetched block by block, for reads of what was not here.",
+         s.on_demand_bytes},
         {"pulls_total", "counter", "Versions that were pulled whole.", s.pulls_ok},
         {"pulls_failed_total", "counter", "Pulls that failed.", s.pulls_failed},
         {"retries_total", "counter", "Requests to sources that were tried again.", s.retries},
@@ -124,6 +151,21 @@ static void engine_states(const struct ws_control *c, FILE *f)
             put_label(labels, put_label(labels, 0, "model", ctl->name), "state", ws_engine_state_name(s));
             fprintf(f, "wsync_engines{%s} %u\n", labels, n);
         }
+}
+
+/* By engine and by the model that the adapters are of. */
+static void adapters(const struct ws_control *c, FILE *f)
+{
+    char labels[LABELS_BYTES];
+    for (const struct ws_controller *ctl = c->controllers; ctl; ctl = ctl->next)
+        for (const struct ws_engine *e = ctl->engines; e; e = e->next)
+            for (size_t i = 0; i < e->members.n; i++) {
+                const struct ws_member *m = &e->members.items[i];
+                if (m->role != WS_MEMBER_ADAPTER)
+                    continue;
+                put_label(labels, put_label(labels, 0, "model", m->model), "engine", e->name);
+                fprintf(f, "wsync_adapters{%s} %u\n", labels, ws_adapter_list_count(e->listed, m->model));
+            }
 }
 
 static void switches(const struct ws_control *c, FILE *f)
@@ -160,11 +202,19 @@ void ws_metrics_print(struct ws_control *c, FILE *f)
     ws_store_each(c->store, behind, &p);
     family(f, "age_seconds", "gauge", "How long ago the trainer made the weights that are current.");
     ws_store_each(c->store, age, &p);
+    family(
+        f, "way_back_bytes", "gauge",
+        "With one copy in memory: what is kept of former versions to go back to them, a part of used_bytes.");
+    ws_store_each(c->store, way_back, &p);
+    family(f, "learned_tensors", "gauge", "With need=learn: tensors that readers have read.");
+    ws_store_each(c->store, learned, &p);
     family(f, "pull_seconds", "histogram", "How long pulls of whole versions took.");
     ws_store_each(c->store, pulls, &p);
     pthread_mutex_lock(&c->lock);
     family(f, "engines", "gauge", "Engines of a model in each state.");
     engine_states(c, f);
+    family(f, "adapters", "gauge", "Versions of an adapter's model that an engine lists.");
+    adapters(c, f);
     family(f, "switches_total", "counter", "Switches of a model's engines.");
     switches(c, f);
     family(f, "pause_seconds", "histogram", "How long a switch paused each engine.");

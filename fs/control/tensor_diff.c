@@ -12,7 +12,7 @@ struct pairs {
     size_t n;
     struct ws_ulp_pair *list;
     const char **names;
-    uint64_t only_here;
+    uint64_t only_here, away;
 };
 
 static const struct ws_tensor *find_tensor(struct ws_version *v, const char *name, size_t *file)
@@ -43,6 +43,12 @@ static void add_tensor(struct pairs *p, struct ws_version *v, size_t file, const
 
     if (!old || !has_same_shape(t, old)) {
         p->only_here++;
+        return;
+    }
+    const uint64_t n = t->end - t->begin;
+    if (n > 0 &&
+        !(ws_version_has_range(v, file, t->begin, n) && ws_version_has_range(before, other, old->begin, n))) {
+        p->away++;
         return;
     }
     if (t->end > t->begin) {
@@ -87,6 +93,8 @@ static void print(const struct pairs *p, struct ws_version *v, struct ws_version
             elements ? 100.0 * (double)changed / (double)elements : 0.0);
     if (p->only_here)
         fprintf(f, "# %" PRIu64 " tensors have no counterpart of the same type and size\n", p->only_here);
+    if (p->away)
+        fprintf(f, "# %" PRIu64 " tensors are not here, as nobody read them (need=learn)\n", p->away);
     fprintf(f, "# elements changed fraction largest_ulp dtype name\n");
     for (size_t i = 0; i < p->n; i++) {
         const struct ws_ulp_distance *d = &p->list[i].out;

@@ -1,9 +1,11 @@
 /* Views: what the control files show when they are read: flat "key value" lines. */
+#include "fs/control/config.h"
 #include "fs/control/metrics.h"
 #include "fs/control/tensor_diff.h"
 #include "fs/engines/control.h"
 #include "fs/engines/controller.h"
 #include "fs/pull/cuda_ipc_file.h"
+#include "fs/switch/quarantine.h"
 #include "transports/base/text.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -47,6 +49,8 @@ static void print_version(void *arg, struct ws_version *v)
     print_quoted(f, "why_not", i.why_not);
     fprintf(f, " seconds=%.3f run=%s%s%s", i.pull_seconds, i.lineage, i.pinned ? " pinned" : "",
             i.at_source ? "" : " gone-at-source");
+    if (i.needed_bytes)
+        fprintf(f, " needed=%" PRIu64, i.needed_bytes);
     if (i.n_sources)
         fprintf(f, " sources=%u", i.n_sources);
     if (i.bad_blocks)
@@ -55,22 +59,50 @@ static void print_version(void *arg, struct ws_version *v)
     fputc('\n', f);
 }
 
+static void print_one_copy(struct ws_model *m, FILE *f)
+{
+    struct ws_one_copy_info i;
+    char name[WS_MAX_NAME + 1] = "none";
+    if (!ws_model_one_copy(m, &i))
+        return;
+    if (i.holder) {
+        ws_version_name(i.holder, name);
+        ws_version_put(i.holder);
+    }
+    fprintf(f, "copies 1 holds=%s way-back=%s way-back-bytes=%" PRIu64 "\n", name,
+            i.way_back[0] ? i.way_back : "none", i.way_back_bytes);
+}
+
+static void print_learned(struct ws_model *m, FILE *f)
+{
+    struct ws_learned_info i;
+    if (ws_model_learned(m, &i))
+        fprintf(f, "learned %zu tensors, learning %s\n", i.n_tensors, i.is_over ? "ended" : "yes");
+}
+
 static void status_of_model(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m, FILE *f)
 {
     print_link(f, "current", ws_model_current(m));
     print_link(f, "latest", ws_model_latest(m));
     print_link(f, "previous", ws_model_previous(m));
+    const bool quarantined = ws_quarantine_holds(c, ctl, m);
     pthread_mutex_lock(&c->lock);
-    char commit[32], policy[64], list[WS_TRANSPORT_PREFS_CHARS], missing[WS_ERROR_TEXT];
+    char commit[32], policy[WS_POLICY_CHARS], list[WS_TRANSPORT_PREFS_CHARS], missing[WS_ERROR_TEXT];
     struct ws_transport_prefs strategies;
     (void)ws_transport_prefs_get(c->store, ctl->name, &strategies);
     ws_transport_prefs_text(&strategies, list);
     ws_controller_commit_text(ctl, commit);
     ws_controller_policy_text(ctl, policy);
     fprintf(f, "commit %s\nstrategy %s\n", commit, list);
+    fprintf(f, "quarantined %s\n", quarantined ? "yes" : "no");
+    unsigned engines = 0;
+    for (struct ws_engine_at at = {0}; ws_engine_next_of(c, ctl->name, &at);)
+        engines++;
     fprintf(f, "policy %s\nswitching %s\nengines %u\nswitches %" PRIu64 "\nswitches_failed %" PRIu64 "\n",
-            policy, ctl->switching ? "yes" : "no", ctl->n_engines, ctl->switches_ok, ctl->switches_failed);
+            policy, ctl->switching ? "yes" : "no", engines, ctl->switches_ok, ctl->switches_failed);
     pthread_mutex_unlock(&c->lock);
+    print_one_copy(m, f);
+    print_learned(m, f);
     ws_model_each(m, print_version, f);
     if (ws_model_missing_parts(m, missing, sizeof(missing)))
         fprintf(f, "lacking %s\n", missing);
@@ -90,9 +122,9 @@ static void status_of_mount(struct ws_control *c, FILE *f)
     fprintf(f,
             "mountpoint %s\nreads %s\ncache_bytes %" PRIu64 "\nused_bytes %" PRIu64 "\nwaiting_bytes %" PRIu64
             "\nmoved_bytes %" PRIu64 "\npulls %" PRIu64 "\npulls_failed %" PRIu64 "\nretries %" PRIu64
-            "\nbad_blocks %" PRIu64 "\n",
+            "\nbad_blocks %" PRIu64 "\non_demand_bytes %" PRIu64 "\n",
             c->options.mountpoint, c->options.mode_text, s.cache_bytes, s.used_bytes, s.waiting_bytes,
-            s.moved_bytes, s.pulls_ok, s.pulls_failed, s.retries, s.bad_blocks);
+            s.moved_bytes, s.pulls_ok, s.pulls_failed, s.retries, s.bad_blocks, s.on_demand_bytes);
     for (size_t i = 0; i < n; i++) {
         fprintf(f, "source %s %s transport=%s contact=%.1f", sources[i].url, sources[i].up ? "up" : "down",
                 sources[i].transport, sources[i].seconds_since_contact);
@@ -109,6 +141,7 @@ static void print_status(struct ws_control *c, struct ws_controller *ctl, struct
         status_of_model(c, ctl, m, f);
     else
         status_of_mount(c, f);
+    ws_config_print(c, ctl, f);
 }
 
 /* What an engine serves in its own words, without the lineage where that is the current one. */
@@ -124,23 +157,65 @@ static void print_served(const struct ws_engine *e, const char *run, FILE *f)
     fputs(text, f);
 }
 
+/* Its draft and its adapters, as far as the mount has loaded them. Under the lock. */
+static void print_members(const struct ws_engine *e, FILE *f)
+{
+    const struct ws_member *draft = ws_members_draft(&e->members);
+    char version[WS_VERSION_ID_TEXT];
+    if (draft)
+        fprintf(f, " draft-model=%s draft-version=%s", draft->model, ws_draft_text(&e->draft, version));
+    if (e->members.n > (draft != NULL))
+        fprintf(f, " adapters=%s", e->listed && e->listed[0] ? e->listed : "none");
+    if (e->strays)
+        fprintf(f, " stray_adapters=%s", e->strays);
+    if (e->adapter_error)
+        print_quoted(f, "adapters_error", e->adapter_error);
+}
+
+static void print_engine(const struct ws_engine *e, const char *run, FILE *f)
+{
+    fprintf(f, "%s %s ", e->name, ws_engine_state_name(e->condition.state));
+    print_served(e, run, f);
+    fprintf(f, " %s %s pause=%.3f", e->ops->kind, e->url ? e->url : "-", e->pause_seconds);
+    if (e->facts.draft[0])
+        fprintf(f, " draft=%s", e->facts.draft);
+    print_members(e, f);
+    if (e->condition.state == WS_ENGINE_STALE && !e->condition.error[0] && !e->ops->external)
+        fprintf(f, " error=\"not the current version; engine sync %s brings it along\"", e->name);
+    print_quoted(f, "error", e->condition.error);
+    fputc('\n', f);
+}
+
+/* An engine of another model, as it serves this one. */
+static void print_engine_of_other(const struct ws_engine_at *at, const struct ws_adapters *adapters,
+                                  const char *model, const struct ws_version_id *current, FILE *f)
+{
+    const struct ws_engine *e = at->engine;
+    const bool is_adapter = at->member->role == WS_MEMBER_ADAPTER;
+    ws_adapter_name name = "";
+    char version[WS_VERSION_ID_TEXT];
+    if (current)
+        ws_adapters_name(adapters, model, current, name);
+    const bool has = current && ws_adapter_list_has(e->listed, name);
+    fprintf(f, "%s %s %s %s %s of=%s", e->name, ws_engine_state_name(e->condition.state),
+            is_adapter ? has ? name : "none" : ws_draft_text(&e->draft, version), e->ops->kind, e->url,
+            at->controller->name);
+    print_members(e, f);
+    fputc('\n', f);
+}
+
 static void print_engines(struct ws_control *c, struct ws_controller *ctl, FILE *f)
 {
     struct ws_model *m = ws_store_find(c->store, ctl->name);
-    struct ws_version *v = m ? ws_model_current(m) : NULL;
-    if (m && !v)
-        v = ws_model_latest(m);
+    struct ws_version *current = m ? ws_model_current(m) : NULL;
+    struct ws_version *v = m && !current ? ws_model_latest(m) : current;
+    const struct ws_version_id id = current ? ws_version_id(current) : (struct ws_version_id){0};
     pthread_mutex_lock(&c->lock);
-    for (const struct ws_engine *e = ctl->engines; e; e = e->next) {
-        fprintf(f, "%s %s ", e->name, ws_engine_state_name(e->condition.state));
-        print_served(e, v ? ws_version_lineage(v) : NULL, f);
-        fprintf(f, " %s %s pause=%.3f", e->ops->kind, e->url ? e->url : "-", e->pause_seconds);
-        if (e->facts.draft[0])
-            fprintf(f, " draft=%s", e->facts.draft);
-        if (e->condition.state == WS_ENGINE_STALE && !e->condition.error[0] && !e->ops->external)
-            fprintf(f, " error=\"not the current version; engine sync %s brings it along\"", e->name);
-        print_quoted(f, "error", e->condition.error);
-        fputc('\n', f);
+    for (struct ws_engine_at at = {0}; ws_engine_next_of(c, ctl->name, &at);) {
+        if (at.member)
+            print_engine_of_other(&at, &ctl->adapters, ctl->name, current ? &id : NULL, f);
+        else
+            print_engine(at.engine, v ? ws_version_lineage(v) : NULL, f);
     }
     pthread_mutex_unlock(&c->lock);
     if (v)
@@ -166,7 +241,7 @@ static void print_progress(struct ws_version *v, FILE *f)
             "have_bytes %" PRIu64 "\ntotal_bytes %" PRIu64 "\nmoved_bytes %" PRIu64 "\nbad_blocks %" PRIu64
             "\nseconds %.3f\n",
             i.have_bytes, i.total_bytes, i.moved_bytes, i.bad_blocks, i.pull_seconds);
-    const struct ws_manifest *m = ws_version_has_manifest(v) ? ws_version_manifest(v, NULL) : NULL;
+    const struct ws_manifest *m = ws_version_files(v);
     for (size_t k = 0; m && k < m->n_files; k++)
         fprintf(f, "file.%s %zu/%zu blocks\n", m->files[k].name, ws_version_blocks_here(v, k),
                 m->files[k].n_blocks);
@@ -200,7 +275,7 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_controller *c
     struct ws_error err = {0};
     struct ws_version *current;
     size_t len = 0;
-    char *text = NULL, policy[64];
+    char *text = NULL, policy[WS_POLICY_CHARS];
     int rc = 0;
     switch (view) {
     case WS_VIEW_CTL:

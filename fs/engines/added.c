@@ -1,6 +1,7 @@
 #include "fs/engines/added.h"
 #include "fs/engines/source_spec.h"
 #include "transports/base/secret.h"
+#include "transports/s3/place.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,6 +80,10 @@ static int check(const struct ws_control *c, const char *url, bool unprivileged,
                             "only root has this mount read any folder: have root add %s, or mount with "
                             "-o files=DIR for folders below that one",
                             url);
+    if (ws_s3_is_url(url))
+        return ws_error_set(
+            err, EPERM, "only root has this mount use its credentials of an object store: have root add %s",
+            url);
     return ws_error_set(err, EPERM, "only root has this mount open a socket: have root add %s", url);
 }
 
@@ -102,7 +107,8 @@ static int open_one(struct ws_control *c, const struct ws_controller *ctl, struc
         rc = ws_source_spec_token(&spec, below, &token, err);
     if (rc == 0)
         rc = ws_store_add_with(c->store, spec.url, ctl->name, below,
-                               token || !a->unprivileged || is_own(c, a->url) ? token : "", err);
+                               token || !a->unprivileged || is_own(c, a->url) ? token : "", spec.token_file,
+                               err);
     ws_secret_free(token);
     a->is_open = a->is_open || rc == 0;
     return rc;
@@ -155,6 +161,25 @@ int ws_added_remove(struct ws_control *c, struct ws_controller *ctl, struct ws_e
     pthread_mutex_unlock(&c->lock);
     pthread_mutex_unlock(&c->adding);
     return rc;
+}
+
+void ws_added_take_back(struct ws_control *c, struct ws_controller *ctl, const char *url)
+{
+    struct ws_added_source *found = NULL;
+    struct ws_source_spec spec;
+    pthread_mutex_lock(&c->adding);
+    pthread_mutex_lock(&c->lock);
+    for (struct ws_added_source **at = &ctl->added; *at; at = &(*at)->next)
+        if (strcmp((*at)->url, url) == 0 && !(*at)->unprivileged) {
+            found = *at;
+            *at = found->next;
+            break;
+        }
+    pthread_mutex_unlock(&c->lock);
+    if (found && found->is_open && ws_source_spec_parse(url, &spec, NULL) == 0)
+        ws_store_remove_source(c->store, ctl->name, spec.url);
+    pthread_mutex_unlock(&c->adding);
+    free_one(found);
 }
 
 static bool open_kept(struct ws_control *c, const struct ws_controller *ctl, struct ws_added_source *a)

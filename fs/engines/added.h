@@ -23,6 +23,8 @@ WS_MUST_USE int ws_added_add(struct ws_control *c, struct ws_controller *ctl, co
                              bool unprivileged, struct ws_error *err);
 /* Forgets the model and its sources. -ENOENT. */
 WS_MUST_USE int ws_added_remove(struct ws_control *c, struct ws_controller *ctl, struct ws_error *err);
+/* The config names root's source no more: no version comes from it again; those that are here stay. */
+void ws_added_take_back(struct ws_control *c, struct ws_controller *ctl, const char *url);
 /* Opens what was kept and could not be opened yet. Reports once why not; the reconciler tries again. */
 void ws_added_open(struct ws_control *c);
 /* As words behind `source` in the settings: URL, root or others, a folder. With the control's lock;

@@ -1,4 +1,5 @@
 #include "fs/engines/condition.h"
+#include "backends/engine/load.h"
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
@@ -44,6 +45,11 @@ bool ws_condition_is_behind(const struct ws_condition *c)
     return c->state != WS_ENGINE_SERVING || c->abandoned || c->unanswered;
 }
 
+bool ws_condition_lacks_path(const struct ws_condition *c)
+{
+    return c->reports.version && !c->reports.path && !c->path[0];
+}
+
 bool ws_condition_names_another(const struct ws_condition *c, const struct ws_engine_serving *now)
 {
     return c->reports.version && strcmp(now->version, c->version) != 0;
@@ -66,7 +72,8 @@ bool ws_condition_was_resumed(const struct ws_condition *c)
 
 bool ws_condition_may_run(const struct ws_condition *c)
 {
-    return c->weights == WS_WEIGHTS_LOADED || (c->weights == WS_WEIGHTS_SOUND && !c->abandoned);
+    return c->weights == WS_WEIGHTS_LOADED ||
+           (c->weights == WS_WEIGHTS_SOUND && (!c->abandoned || c->said_to_run));
 }
 
 bool ws_condition_may_be_paused_yet(const struct ws_condition *c)
@@ -135,7 +142,8 @@ bool ws_condition_answered(struct ws_condition *c, const struct ws_engine_servin
         see(c, WS_ENGINE_SERVING, NULL);
     else if (same && tells && paused)
         c->state = WS_ENGINE_PAUSED;
-    else if (c->state == WS_ENGINE_SERVING || c->state == WS_ENGINE_UNKNOWN || c->state == WS_ENGINE_BROKEN)
+    else if (c->state == WS_ENGINE_SERVING || c->state == WS_ENGINE_UNKNOWN || c->state == WS_ENGINE_BROKEN ||
+             (c->state == WS_ENGINE_PAUSED && now->reports_paused && !paused))
         c->state = current ? WS_ENGINE_STALE : paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
     return true;
 }
@@ -169,8 +177,7 @@ bool ws_condition_begin(struct ws_condition *c)
         return false;
     assert(!ws_condition_was_told_to_load(c) && !c->paused);
     c->in_switch = true;
-    c->was_running = false;
-    c->back_version[0] = c->back_path[0] = 0;
+    c->was_running = c->said_to_run = false;
     return true;
 }
 
@@ -181,9 +188,12 @@ void ws_condition_queried(struct ws_condition *c, const struct ws_engine_serving
         c->sleeping = now->sleeping;
         c->sleep_known = true;
     }
+    c->said_to_run = now->reports_paused && !now->paused;
     c->was_running = !c->abandoned && (c->unanswered || (!now->paused && ws_condition_answers(c)));
+    if (c->weights == WS_WEIGHTS_LOST && now->paused && c->back_path[0])
+        return; /* as it was left, and not restarted: what it says now are traces of the loads since */
     KEEP(c->back_path, now->path[0] ? now->path : c->path);
-    KEEP(c->back_version, c->reports.version ? now->version : c->version);
+    KEEP(c->back_version, c->reports.version ? ws_engine_labelled_version(now->version) : c->version);
 }
 
 void ws_condition_path_found(struct ws_condition *c, const char *path)
@@ -270,6 +280,7 @@ void ws_condition_given_up(struct ws_condition *c, const char *version, const ch
         why);
     if (version)
         KEEP(c->version, version);
+    c->back_version[0] = c->back_path[0] = 0; /* the others have another version now */
     leave(c);
 }
 
@@ -281,7 +292,7 @@ void ws_condition_brought_back(struct ws_condition *c, const char *current)
         return;
     }
     assert(!c->unanswered);
-    c->abandoned = false;
+    c->abandoned = c->abandoned && c->weights != WS_WEIGHTS_LOADED;
     KEEP(c->version, c->back_version);
     const bool other = c->reports.version && current && strcmp(c->version, current) != 0;
     see(c, other ? WS_ENGINE_STALE : WS_ENGINE_SERVING, NULL);
@@ -301,5 +312,5 @@ void ws_condition_over(struct ws_condition *c, bool ending)
     assert(c->in_switch);
     c->abandoned = c->abandoned || (ending && ws_condition_has_changed(c) && !ws_condition_answers(c));
     c->weights = ws_condition_is_broken(c) ? WS_WEIGHTS_LOST : WS_WEIGHTS_SOUND;
-    c->in_switch = c->paused = c->was_running = false;
+    c->in_switch = c->paused = c->was_running = c->said_to_run = false;
 }

@@ -33,6 +33,8 @@
  *
  *     SOUND, LOST --- a load is heard ---> LOADING --- and confirmed ---> LOADED --- the next is heard ---> LOADING
  *     at over: LOADED -> SOUND; LOADING, and every engine that is BROKEN -> LOST
+ * An abandoned engine that says that it runs is not left paused by a switch that fails before the load; it stays
+ * abandoned.
  * An engine whose weights are LOST and that reports that it runs was restarted, resumed by another program, or never
  * paused: it is reconciled, and shown as BROKEN until then.
  *
@@ -91,6 +93,7 @@ struct ws_condition {
     /* of the switch that has it */
     bool in_switch;   /* one does */
     bool was_running; /* it answered requests when it was asked */
+    bool said_to_run; /* ... and it was the engine that said so then */
     bool paused;      /* by us, and not resumed */
     char loading[64], back_version[64], back_path[4096];
 };
@@ -106,6 +109,8 @@ bool ws_condition_is_uncertain(const struct ws_condition *c);
 bool ws_condition_answers(const struct ws_condition *c);
 /* A version is current, and the engine is not in the state that it should be in. */
 bool ws_condition_is_behind(const struct ws_condition *c);
+/* Is it open where its weights are from, as after a load that failed, though a probe may tell? */
+bool ws_condition_lacks_path(const struct ws_condition *c);
 /* Does it name another version than the one that it was left with? */
 bool ws_condition_names_another(const struct ws_condition *c, const struct ws_engine_serving *now);
 /* Of the switch that has it: was it told to load? */
@@ -114,7 +119,8 @@ bool ws_condition_was_told_to_load(const struct ws_condition *c);
 bool ws_condition_has_changed(const struct ws_condition *c);
 /* ... does it run on the load that it was sent, so that it must be paused before another one? */
 bool ws_condition_was_resumed(const struct ws_condition *c);
-/* ... may it be resumed? Not before a load that it confirmed, unless it was neither sent one nor abandoned. */
+/* ... may it be resumed? Not before a load that it confirmed, unless it was sent none, and was not abandoned or said
+ * that it ran: it goes on as it did. */
 bool ws_condition_may_run(const struct ws_condition *c);
 /* ... and can a pause without an answer still undo that? */
 bool ws_condition_may_be_paused_yet(const struct ws_condition *c);
@@ -140,7 +146,8 @@ void ws_condition_probed(struct ws_condition *c, const struct ws_engine_serving 
 /* --- events of a switch, between begin and over --- */
 
 bool ws_condition_begin(struct ws_condition *c); /* false: another switch has it */
-/* The way back is what it serves now, and is kept until the switch is over. */
+/* The way back is what it serves now, and is kept until the switch is over; that of an engine without good weights
+ * is what it served before it lost them. */
 void ws_condition_queried(struct ws_condition *c, const struct ws_engine_serving *now);
 /* It names the current version and not where that is from: it is at this path. */
 void ws_condition_path_found(struct ws_condition *c, const char *path);

@@ -13,6 +13,8 @@ WS_MUST_USE int ws_control_new(struct ws_control **out, struct ws_store *store,
 void ws_control_open_kept(struct ws_control *c);
 /* Until that is done, timeout_ms at most. */
 void ws_control_wait_kept(struct ws_control *c, unsigned timeout_ms);
+/* Reads and sets the config anew, in the background: what follows is in last_error, events and status. */
+void ws_control_reload(struct ws_control *c);
 /* The end has two steps, because the store's threads report events to control until the store is freed: stop
  * cancels what runs and waits for it, free gives the memory back after ws_store_free. */
 void ws_control_stop(struct ws_control *c);
@@ -52,6 +54,8 @@ struct ws_writer {
 void ws_control_write(struct ws_control *c, enum ws_view view, struct ws_model *model, const char *text,
                       size_t len, const struct ws_writer *writer, const atomic_bool *cancel,
                       void (*done)(void *arg, int result), void *arg);
+/* A reader looked for a name that a version has not got here: last_error says why, and an event if that is new. */
+void ws_control_record_absent(struct ws_control *c, struct ws_version *v, const struct ws_error *why);
 /* events grow: size now and a listener that is called after each line (for FUSE poll). */
 uint64_t ws_control_events_size(struct ws_control *c, struct ws_model *model);
 void ws_control_on_event(struct ws_control *c, void (*listener)(void *arg, struct ws_model *model),

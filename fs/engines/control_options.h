@@ -12,6 +12,7 @@ struct ws_control_options {
     const char *source;     /* what root mounted, with commas between */
     bool has_token;         /* its sources are sent one */
     const char *files;      /* folder below which users other than root may name files; NULL: none */
+    const char *config;     /* file or folder that says what is to be set; NULL: none */
     const char *state;      /* folder for the settings; NULL: the default one; "none": not kept */
 };
 

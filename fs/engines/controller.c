@@ -10,44 +10,70 @@
 #define MAX_EVERY    1000000000
 #define MAX_INTERVAL 86400
 
-static const char *policy_name(enum ws_policy p)
+void ws_controller_policy_text(const struct ws_controller *ctl, char out[WS_POLICY_CHARS])
 {
-    static const char *const names[] = {"manual", "pull", "follow"};
-    return names[p];
+    static const char *const names[] = {"manual", "pull", "follow-released", "follow-published",
+                                        "follow-published until=release"};
+    size_t n = (size_t)snprintf(out, WS_POLICY_CHARS, "%s", names[ctl->policy]);
+    if (ctl->follow_every > 1)
+        n += (size_t)snprintf(out + n, WS_POLICY_CHARS - n, " every=%u", ctl->follow_every);
+    if (ctl->follow_interval_s)
+        snprintf(out + n, WS_POLICY_CHARS - n, " min-interval=%u", ctl->follow_interval_s);
 }
 
-void ws_controller_policy_text(const struct ws_controller *ctl, char out[64])
+static int policy_from_word(const char *word, const char *until, enum ws_policy *out, struct ws_error *err)
 {
-    size_t n = (size_t)snprintf(out, 64, "%s", policy_name(ctl->policy));
-    if (ctl->follow_every > 1)
-        n += (size_t)snprintf(out + n, 64 - n, " every=%u", ctl->follow_every);
-    if (ctl->follow_interval_s)
-        snprintf(out + n, 64 - n, " min-interval=%u", ctl->follow_interval_s);
+    static const struct {
+        const char *word;
+        enum ws_policy policy;
+    } words[] = {{"manual", WS_POLICY_MANUAL},
+                 {"pull", WS_POLICY_PULL},
+                 {"follow-released", WS_POLICY_FOLLOW_RELEASED},
+                 {"follow-published", WS_POLICY_FOLLOW_PUBLISHED},
+                 {"follow", WS_POLICY_FOLLOW_UNTIL_RELEASE}};
+    size_t i = 0;
+    while (i < sizeof(words) / sizeof(words[0]) && strcmp(word, words[i].word) != 0)
+        i++;
+    if (i == sizeof(words) / sizeof(words[0]))
+        return ws_error_set(err, EINVAL,
+                            "the policy is manual, pull, follow-released or follow-published, not '%.100s'",
+                            word);
+    *out = words[i].policy;
+    if (!until)
+        return 0;
+    if (*out != WS_POLICY_FOLLOW_PUBLISHED || strcmp(until, "release") != 0)
+        return ws_error_set(err, EINVAL, "until=release belongs to follow-published, and has no other value");
+    *out = WS_POLICY_FOLLOW_UNTIL_RELEASE;
+    return 0;
 }
 
 int ws_controller_set_policy(struct ws_control *c, struct ws_controller *ctl, const char *word,
-                             const char *every, const char *interval, struct ws_error *err)
+                             const struct ws_policy_options *o, struct ws_error *err)
 {
     enum ws_policy policy = WS_POLICY_MANUAL;
+    const char *every = o->every, *interval = o->min_interval;
     uint64_t n = 1, s = 0;
-    char text[64];
-    while (policy <= WS_POLICY_FOLLOW && strcmp(word, policy_name(policy)) != 0)
-        policy++;
-    if (policy > WS_POLICY_FOLLOW)
-        return ws_error_set(err, EINVAL, "the policy is manual, pull or follow, not '%.100s'", word);
-    if ((every || interval) && policy != WS_POLICY_FOLLOW)
-        return ws_error_set(err, EINVAL, "every= and min-interval= slow down the policy follow, not %s",
-                            word);
+    char text[WS_POLICY_CHARS];
+    const int rc = policy_from_word(word, o->until, &policy, err);
+    if (rc < 0)
+        return rc;
+    if ((every || interval) && policy != WS_POLICY_FOLLOW_PUBLISHED &&
+        policy != WS_POLICY_FOLLOW_UNTIL_RELEASE)
+        return ws_error_set(err, EINVAL,
+                            "every= and min-interval= slow down the policy follow-published, not %s", word);
     if (every && (ws_word_number(every, MAX_EVERY, &n) || n == 0))
         return ws_error_set(err, EINVAL, "every=%.100s is no number of versions from 1 to %d", every,
                             MAX_EVERY);
     if (interval && ws_word_number(interval, MAX_INTERVAL, &s))
         return ws_error_set(err, EINVAL, "min-interval=%.100s is no number of seconds up to %d", interval,
                             MAX_INTERVAL);
-    pthread_mutex_lock(&c->lock);
+    if (c)
+        pthread_mutex_lock(&c->lock);
     ctl->policy = policy;
     ctl->follow_every = (unsigned)n;
     ctl->follow_interval_s = (unsigned)s;
+    if (!c)
+        return 0;
     ctl->refused_id = 0;
     ws_backoff_reset(&ctl->follow_backoff);
     ws_controller_policy_text(ctl, text);
@@ -55,6 +81,14 @@ int ws_controller_set_policy(struct ws_control *c, struct ws_controller *ctl, co
     if (!atomic_load(&c->restoring))
         ws_controller_event(c, ctl, "policy model=%s policy=%s", ctl->name, text);
     return 0;
+}
+
+enum ws_policy ws_controller_policy(struct ws_control *c, const struct ws_controller *ctl)
+{
+    pthread_mutex_lock(&c->lock);
+    const enum ws_policy policy = ctl->policy;
+    pthread_mutex_unlock(&c->lock);
+    return policy;
 }
 
 void ws_controller_commit_text(const struct ws_controller *ctl, char out[32])
@@ -77,9 +111,12 @@ int ws_controller_set_commit(struct ws_control *c, struct ws_controller *ctl, co
         return ws_error_set(err, EINVAL,
                             "commit is all, quorum=N or rolling=N with N from 1 to %d, not '%.100s'",
                             WS_MAX_ENGINES, word);
-    pthread_mutex_lock(&c->lock);
+    if (c)
+        pthread_mutex_lock(&c->lock);
     ctl->commit = commit;
     ctl->commit_n = (unsigned)n;
+    if (!c)
+        return 0;
     pthread_mutex_unlock(&c->lock);
     if (!atomic_load(&c->restoring))
         ws_controller_event(c, ctl, "commit model=%s commit=%s", ctl->name, word);
@@ -210,5 +247,8 @@ void ws_controller_release(struct ws_controller *ctl)
     ws_added_free(ctl);
     ws_event_log_free(ctl->events);
     ws_pins_reset(&ctl->pins);
+    ws_kept_versions_reset(&ctl->adapters.kept);
+    free(ctl->declared);
+    free(ctl->needed);
     free(ctl->name);
 }

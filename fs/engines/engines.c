@@ -1,7 +1,7 @@
 #include "fs/engines/engines.h"
 #include "fs/engines/controller.h"
 #include "fs/engines/external.h"
-#include "fs/engines/token.h"
+#include "transports/access/bearer.h"
 #include "transports/base/below.h"
 #include "transports/base/secret.h"
 #include "transports/http/url.h"
@@ -14,15 +14,26 @@
 #define DEFAULT_TIMEOUT_S 300
 #define PROBE_MS          15000
 
+static void free_token(struct ws_engine_token *t)
+{
+    while (t->old) {
+        struct ws_engine_old_token *one = t->old;
+        t->old = one->before;
+        ws_secret_free(one->text);
+        free(one);
+    }
+    ws_secret_free(t->text);
+}
+
 void ws_engine_free(struct ws_engine *e)
 {
     if (!e)
         return;
-    char *const strings[] = {e->files,  e->load_format, e->name,       e->url,
-                             e->prefix, e->pause_mode,  e->ca_file,    e->mounts,
-                             e->group,  e->line,        e->token_file, e->admin_token_file};
-    ws_secret_free(e->token);
-    ws_secret_free(e->admin_token);
+    char *const strings[] = {e->files,      e->load_format,      e->name,   e->url,    e->prefix,
+                             e->pause_mode, e->ca_file,          e->mounts, e->group,  e->line,
+                             e->token_file, e->admin_token_file, e->listed, e->strays, e->adapter_error};
+    free_token(&e->token);
+    free_token(&e->admin_token);
     for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++)
         free(strings[i]);
     for (size_t i = 0; i < WS_ENGINE_TEMPLATES; i++)
@@ -35,7 +46,7 @@ void ws_engine_call_init(struct ws_engine *e, struct ws_control *c, struct ws_en
     pthread_mutex_lock(&c->lock);
     out->facts = e->facts;
     const bool sleeping = e->condition.sleeping;
-    const char *token = e->token, *admin_token = e->admin_token;
+    const char *token = e->token.text, *admin_token = e->admin_token.text;
     pthread_mutex_unlock(&c->lock);
     out->templates = (struct ws_engine_templates){e->templates[0], e->templates[1], e->templates[2],
                                                   e->templates[3], e->templates[4]};
@@ -77,21 +88,41 @@ void ws_engine_record(struct ws_engine *e, const struct ws_engine_facts *facts,
     ws_condition_probed(&e->condition, now);
 }
 
-/* Sets a token that is not set yet. */
-static int find_token(struct ws_control *c, const char *path, const char *files, char **token,
+/* Reads a token that is not there yet, or whose file has changed. */
+static int find_token(struct ws_control *c, const char *path, const char *files, struct ws_engine_token *t,
                       struct ws_error *err)
 {
     char *found = NULL;
+    int rc = 0;
+    if (!path)
+        return 0;
     pthread_mutex_lock(&c->lock);
-    const bool lacks = path && !*token;
+    const bool lacks = !t->text;
+    struct ws_bearer_file file = t->file;
     pthread_mutex_unlock(&c->lock);
-    int rc = lacks ? ws_token_read(path, files, &found, err) : 0;
+    file.path = path;
+    file.below = files;
+    if (lacks)
+        rc = ws_token_read(path, files, &found, err);
+    else
+        found = ws_bearer_file_look(&file, false);
+    struct ws_engine_old_token *old = found ? calloc(1, sizeof(*old)) : NULL;
+    if (lacks && found && !old)
+        rc = ws_error_set(err, ENOMEM, "no memory for the token of an engine");
     pthread_mutex_lock(&c->lock);
-    if (found && !*token) {
-        *token = found;
+    if (!lacks && (old || !found)) /* without memory it is read again */
+        t->file = file;
+    if (old && (!t->text || strcmp(found, t->text) != 0)) {
+        if (t->text) {
+            *old = (struct ws_engine_old_token){.before = t->old, .text = t->text};
+            t->old = old;
+            old = NULL;
+        }
+        t->text = found;
         found = NULL;
     }
     pthread_mutex_unlock(&c->lock);
+    free(old);
     ws_secret_free(found);
     return rc;
 }
@@ -178,6 +209,21 @@ static int check_options(const struct ws_command *q, const struct ws_engine_ops 
         return ws_error_set(err, EINVAL,
                             "load-format= is SGLang's: an engine of kind %s is told no format with a load",
                             ops->kind);
+    if (q->options[WS_OPTION_ADAPTERS] && !ops->adapter_load)
+        return ws_error_set(err, EINVAL,
+                            "adapters=: the mount knows no way to load adapters into an engine of kind %s",
+                            ops->kind);
+    if (q->options[WS_OPTION_DRAFT] && ops == &ws_engine_sglang)
+        return ws_error_set(
+            err, EINVAL,
+            "draft=: SGLang's load from disk feeds the target's files to its draft model, and it has no "
+            "route "
+            "for the draft alone: publish the draft's tensors in the target's checkpoint (MTP), or use vLLM");
+    if (q->options[WS_OPTION_DRAFT] && !ops->load_draft)
+        return ws_error_set(
+            err, EINVAL,
+            "draft=: the mount knows no way to load a draft model alone into an engine of kind %s",
+            ops->kind);
     return ops->external ? 0 : ws_http_check_url("an engine", q->args[2], err);
 }
 
@@ -216,6 +262,8 @@ static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct w
     e->short_ms = pause_timeout_s * 1000;
     if (rc == 0 && !remote)
         rc = check_pause_mode(e->ops, o[WS_OPTION_PAUSE], err);
+    if (rc == 0)
+        rc = ws_members_parse(o[WS_OPTION_ADAPTERS], o[WS_OPTION_DRAFT], &e->members, err);
     for (size_t i = 0; rc == 0 && i < sizeof(strings) / sizeof(strings[0]); i++)
         rc = copy(strings[i].from, strings[i].to, err);
     for (size_t n = rc == 0 && e->prefix ? strlen(e->prefix) : 0; n > 1 && e->prefix[n - 1] == '/';)
@@ -244,6 +292,14 @@ static int make_engine(const struct ws_command *q, struct ws_engine **out, struc
     }
     *out = e;
     return 0;
+}
+
+int ws_engine_check(const struct ws_command *q, struct ws_error *err)
+{
+    struct ws_engine *e = NULL;
+    const int rc = make_engine(q, &e, err);
+    ws_engine_free(e);
+    return rc;
 }
 
 static bool has_engine(const struct ws_controller *ctl, const char *name)
@@ -296,6 +352,10 @@ int ws_engine_add(struct ws_control *c, struct ws_controller *ctl, const struct 
                           e->url, of->name, same->name);
     if (rc == 0 && ctl->engines && ctl->engines->ops->external != e->ops->external)
         rc = ws_error_set(err, EINVAL, "the engines of a model are all external, or none of them is");
+    if (rc == 0 && ws_members_find(&e->members, ctl->name))
+        rc = ws_error_set(err, EINVAL,
+                          "%s is what the engine serves itself: adapters= and draft= name other models",
+                          ctl->name);
     if (rc == 0 && has_engine(ctl, e->name))
         rc = ws_error_set(err, EEXIST, "%s has an engine '%s' already; remove it first", ctl->name, e->name);
     if (rc == 0 && ctl->n_engines >= WS_MAX_ENGINES)
@@ -342,6 +402,10 @@ int ws_engine_remove(struct ws_control *c, struct ws_controller *ctl, const char
         e = *at;
         *at = e->next;
         ctl->n_engines--;
+        if (ctl->n_engines == 0) { /* those that come are started on what is here */
+            free(ctl->needed);
+            ctl->needed = NULL;
+        }
     }
     if (e && e->refs > 0) {
         e->removed = true;
@@ -354,15 +418,58 @@ int ws_engine_remove(struct ws_control *c, struct ws_controller *ctl, const char
     return rc;
 }
 
-struct ws_engine **ws_engine_get_all(struct ws_control *c, struct ws_controller *ctl, size_t *n)
+bool ws_engine_next_of(struct ws_control *c, const char *model, struct ws_engine_at *at)
 {
+    struct ws_controller *ctl = at->controller ? at->controller : c->controllers;
+    struct ws_engine *e = at->engine ? at->engine->next : ctl ? ctl->engines : NULL;
+    while (ctl) {
+        for (; e; e = e->next) {
+            const struct ws_member *member = ws_members_find(&e->members, model);
+            if (!member && strcmp(ctl->name, model) != 0)
+                continue;
+            *at = (struct ws_engine_at){ctl, e, member};
+            return true;
+        }
+        ctl = ctl->next;
+        e = ctl ? ctl->engines : NULL;
+    }
+    return false;
+}
+
+bool ws_engine_has_role(struct ws_control *c, const char *model, enum ws_member_role role)
+{
+    struct ws_engine_at at = {0};
+    bool has = false;
+    pthread_mutex_lock(&c->lock);
+    while (!has && ws_engine_next_of(c, model, &at))
+        has = (at.member ? at.member->role : WS_MEMBER_TARGET) == role;
+    pthread_mutex_unlock(&c->lock);
+    return has;
+}
+
+unsigned ws_engine_most_kept(struct ws_control *c, const char *model)
+{
+    unsigned most = 0;
+    for (struct ws_engine_at at = {0}; ws_engine_next_of(c, model, &at);)
+        if (at.member && at.member->keep > most)
+            most = at.member->keep;
+    return most;
+}
+
+struct ws_engine **ws_engine_get_all(struct ws_control *c, struct ws_controller *ctl, bool of_others,
+                                     size_t *n)
+{
+    size_t room = 1;
     *n = 0;
     pthread_mutex_lock(&c->lock);
-    struct ws_engine **all = calloc(ctl->n_engines + 1, sizeof(struct ws_engine *));
-    for (struct ws_engine *e = ctl->engines; all && e; e = e->next) {
-        e->refs++;
-        all[(*n)++] = e;
-    }
+    for (struct ws_engine_at at = {0}; ws_engine_next_of(c, ctl->name, &at);)
+        room += of_others || !at.member;
+    struct ws_engine **all = calloc(room, sizeof(struct ws_engine *));
+    for (struct ws_engine_at at = {0}; all && ws_engine_next_of(c, ctl->name, &at);)
+        if (of_others || !at.member) {
+            at.engine->refs++;
+            all[(*n)++] = at.engine;
+        }
     pthread_mutex_unlock(&c->lock);
     return all;
 }

@@ -136,17 +136,18 @@ int ws_words_join(const struct ws_words *w, char out[WS_MAX_COMMAND + 1], struct
 enum { FORCE_LAYOUT = 1, ASYNC = 2, WAIT = 4 };
 
 static const char *const option_names[WS_OPTION_COUNT] = {
-    [WS_OPTION_PREFIX] = "prefix",   [WS_OPTION_PAUSE] = "pause",
-    [WS_OPTION_TIMEOUT] = "timeout", [WS_OPTION_TOKEN_FILE] = "token-file",
-    [WS_OPTION_POLICY] = "policy",   [WS_OPTION_CACHE] = "cache",
-    [WS_OPTION_LOAD] = "load",       [WS_OPTION_FLUSH] = "flush",
-    [WS_OPTION_RESUME] = "resume",   [WS_OPTION_SERVING] = "serving",
-    [WS_OPTION_GROUP] = "group",     [WS_OPTION_DEADLINE] = "deadline",
-    [WS_OPTION_EVERY] = "every",     [WS_OPTION_MIN_INTERVAL] = "min-interval",
-    [WS_OPTION_MOUNTS] = "mounts",   [WS_OPTION_ADMIN_TOKEN_FILE] = "admin-token-file",
-    [WS_OPTION_CA_FILE] = "ca-file", [WS_OPTION_PAUSE_TIMEOUT] = "pause-timeout",
-    [WS_OPTION_ENGINE] = "engine",   [WS_OPTION_LOAD_FORMAT] = "load-format",
-    [WS_OPTION_FILES] = "files",
+    [WS_OPTION_PREFIX] = "prefix",     [WS_OPTION_PAUSE] = "pause",
+    [WS_OPTION_TIMEOUT] = "timeout",   [WS_OPTION_TOKEN_FILE] = "token-file",
+    [WS_OPTION_POLICY] = "policy",     [WS_OPTION_CACHE] = "cache",
+    [WS_OPTION_LOAD] = "load",         [WS_OPTION_FLUSH] = "flush",
+    [WS_OPTION_RESUME] = "resume",     [WS_OPTION_SERVING] = "serving",
+    [WS_OPTION_GROUP] = "group",       [WS_OPTION_DEADLINE] = "deadline",
+    [WS_OPTION_EVERY] = "every",       [WS_OPTION_MIN_INTERVAL] = "min-interval",
+    [WS_OPTION_MOUNTS] = "mounts",     [WS_OPTION_ADMIN_TOKEN_FILE] = "admin-token-file",
+    [WS_OPTION_CA_FILE] = "ca-file",   [WS_OPTION_PAUSE_TIMEOUT] = "pause-timeout",
+    [WS_OPTION_ENGINE] = "engine",     [WS_OPTION_LOAD_FORMAT] = "load-format",
+    [WS_OPTION_FILES] = "files",       [WS_OPTION_UNTIL] = "until",
+    [WS_OPTION_ADAPTERS] = "adapters", [WS_OPTION_DRAFT] = "draft",
 };
 #define OPTION(name) (1U << WS_OPTION_##name)
 
@@ -170,15 +171,19 @@ static const struct syntax {
      "may a version that is here be switched to: the gate alone"},
     {WS_VERB_COMMIT, WS_SCOPE_MODEL, "commit", NULL, 1, 1, 0, 0, "commit all|quorum=N|rolling=N",
      "when an engine fails: all go back; go on while N are left; N at a time, out of service ones counted"},
-    {WS_VERB_POLICY, WS_SCOPE_MODEL, "policy", NULL, 1, 1, OPTION(EVERY) | OPTION(MIN_INTERVAL), 0,
-     "policy manual|pull|follow [every=N] [min-interval=S]",
-     "what happens when a version appears: nothing, fetch it, fetch it and switch (when its trainer releases "
-     "it, where "
-     "trainers do that); every, min-interval: only once it is N versions ahead, S seconds after the last"},
+    {WS_VERB_POLICY, WS_SCOPE_MODEL, "policy", NULL, 1, 1,
+     OPTION(EVERY) | OPTION(MIN_INTERVAL) | OPTION(UNTIL), 0,
+     "policy manual|pull|follow-released|follow-published [until=release] [every=N] [min-interval=S]",
+     "what happens when a version appears: nothing; fetch it; fetch it and switch when it is released, or "
+     "when it is "
+     "published; until: what is published until something is released, from then on that (the old word "
+     "follow); every, min-interval: only once it is N versions ahead, S seconds after the last"},
     {WS_VERB_STRATEGY, WS_SCOPE_MODEL, "strategy", NULL, 1, 1, 0, 0, "strategy auto|LIST",
      "by which ways weights may come, the best first, with commas between: packed_cuda_ipc, cuda_ipc, ipc, "
      "broadcast, "
      "dir, tcp, which is what auto stands for; what is not in the list is not used"},
+    {WS_VERB_LEARN, WS_SCOPE_MODEL, "learn", NULL, 1, 1, 0, 0, "learn end|again",
+     "of a mount with need=learn: only what was read comes of later versions; forget it, and learn anew"},
     {WS_VERB_LOADED, WS_SCOPE_MODEL, "loaded", NULL, 1, 1, OPTION(ENGINE), 0, "loaded N [engine=NAME]",
      "what a framework says when its engines of kind external serve a version; all of them without engine="},
     {WS_VERB_PULL, WS_SCOPE_MODEL, "pull", NULL, 1, 1, 0, ASYNC, "pull N|latest [async]",
@@ -193,13 +198,14 @@ static const struct syntax {
      OPTION(PREFIX) | OPTION(PAUSE) | OPTION(TIMEOUT) | OPTION(TOKEN_FILE) | OPTION(CACHE) | OPTION(GROUP) |
          OPTION(LOAD) | OPTION(FLUSH) | OPTION(RESUME) | OPTION(SERVING) | OPTION(MOUNTS) |
          OPTION(ADMIN_TOKEN_FILE) | OPTION(CA_FILE) | OPTION(PAUSE_TIMEOUT) | OPTION(LOAD_FORMAT) |
-         OPTION(FILES),
+         OPTION(FILES) | OPTION(ADAPTERS) | OPTION(DRAFT),
      0,
      "engine add NAME sglang|vllm|remote URL [prefix=PATH] [pause=MODE] [timeout=S] [pause-timeout=S] "
      "[token-file=F] "
      "[admin-token-file=F] [files=DIR] [ca-file=F] [cache=local|external|keep] [group=G] "
      "[mounts=HOST,HOST:MOUNT...] "
      "[load-format=F] "
+     "[adapters=MODEL[:K],MODEL[:K]...] [draft=MODEL] "
      "[load=T flush=T resume=T serving=T]; engine add NAME external",
      "register an inference server; prefix: where it sees this mount; timeout: of a load (300), of the rest "
      "a tenth or "
@@ -207,7 +213,9 @@ static const struct syntax {
      "files: below which "
      "all these have to be, which is so for users other than root; cache: what is emptied after a load; "
      "load-format: SGLang's word for how it reads the files (as it was started, auto where that is dummy); "
-     "mounts: other "
+     "adapters: models whose versions it loads beside its own, K of each kept (2), each by its name "
+     "MODEL@VERSION; "
+     "draft: the model of its draft model, which is switched with its own; mounts: other "
      "mounts that it reads, which must have a version before it is paused; for remote, pause, load, flush, "
      "resume and serving "
      "are templates METHOD:/PATH[:BODY] with {path}, {version} (42@RUN) and {number}; external: driven by "
@@ -219,7 +227,7 @@ static const struct syntax {
     {WS_VERB_ENGINE_SYNC, WS_SCOPE_MODEL, "engine", "sync", 1, 1, 0, ASYNC, "engine sync NAME [async]",
      "bring one engine to the current version"},
     {WS_VERB_ADD, WS_SCOPE_ROOT, "add", NULL, 2, 2, OPTION(POLICY), 0,
-     "add MODEL SOURCE [policy=manual|pull|follow]",
+     "add MODEL SOURCE [policy=manual|pull|follow-released|follow-published]",
      "take a model from a source, also after a restart; for users other than root: no unix:, dir: only below "
      "the "
      "mount's "
@@ -229,13 +237,16 @@ static const struct syntax {
     {WS_VERB_LOAD_ALL, WS_SCOPE_ROOT, "load", NULL, 1, WS_MAX_MODELS, OPTION(DEADLINE),
      FORCE_LAYOUT | WAIT | ASYNC,
      "load MODEL=N|latest|previous ... [force-layout] [deadline=S] [wait] [async]",
-     "switch several models together, all engines or none"},
+     "switch several models together, all engines or none: also the target of engines, their draft and their "
+     "adapters, in "
+     "one pause"},
     {WS_VERB_LOAD, WS_SCOPE_VERSION, NULL, NULL, 1, 1, OPTION(DEADLINE), FORCE_LAYOUT | WAIT | ASYNC,
      "N|latest|previous [force-layout] [deadline=S] [wait] [async]",
      "switch the engines to a version, all or none"},
-    {WS_VERB_POLICY, WS_SCOPE_POLICY, NULL, NULL, 1, 1, OPTION(EVERY) | OPTION(MIN_INTERVAL), 0,
-     "manual|pull|follow [every=N] [min-interval=S]",
-     "what happens when a version appears: nothing, fetch it, fetch it and switch"},
+    {WS_VERB_POLICY, WS_SCOPE_POLICY, NULL, NULL, 1, 1, OPTION(EVERY) | OPTION(MIN_INTERVAL) | OPTION(UNTIL),
+     0, "manual|pull|follow-released|follow-published [until=release] [every=N] [min-interval=S]",
+     "what happens when a version appears: nothing, fetch it, fetch it and switch when it is released or "
+     "published"},
 };
 #define COMMANDS (sizeof(table) / sizeof(table[0]))
 

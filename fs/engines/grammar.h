@@ -57,6 +57,7 @@ enum ws_verb {
     WS_VERB_ENGINE_SYNC,
     WS_VERB_LOADED,
     WS_VERB_STRATEGY,
+    WS_VERB_LEARN,
     WS_VERB_COUNT
 };
 enum ws_option {
@@ -73,14 +74,17 @@ enum ws_option {
     WS_OPTION_FLUSH,
     WS_OPTION_RESUME,
     WS_OPTION_SERVING,
-    WS_OPTION_EVERY, /* of the policy follow */
+    WS_OPTION_EVERY, /* of the policy follow-published */
     WS_OPTION_MIN_INTERVAL,
+    WS_OPTION_UNTIL,
     WS_OPTION_MOUNTS,
     WS_OPTION_ADMIN_TOKEN_FILE,
     WS_OPTION_CA_FILE,
     WS_OPTION_PAUSE_TIMEOUT,
     WS_OPTION_ENGINE,
     WS_OPTION_LOAD_FORMAT,
+    WS_OPTION_ADAPTERS,
+    WS_OPTION_DRAFT,
     WS_OPTION_COUNT
 };
 struct ws_command {

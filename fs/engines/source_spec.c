@@ -1,5 +1,5 @@
 #include "fs/engines/source_spec.h"
-#include "fs/engines/token.h"
+#include "transports/access/bearer.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -37,6 +37,7 @@ enum ws_tree_kind {
     WS_KIND_META,   /* .wsync */
     WS_KIND_META_VIEW,
     WS_KIND_REGIONS, /* where link mode mounts its tmpfs */
+    WS_KIND_VERSION_LINK, /* N@RUN of the live run, which leads to N: what has the longer name keeps it, whichever run lives */
 };
 enum ws_model_link { WS_LINK_LATEST, WS_LINK_CURRENT, WS_LINK_PREVIOUS, WS_LINK_COUNT };
 #define WS_REGIONS_NAME ".regions"
@@ -47,6 +48,7 @@ struct ws_fs {
     struct ws_control *control;
     struct ws_probes *probes; /* NULL: the mount has no option listen= */
     struct ws_relay *relay;   /* NULL: it serves no other mounts */
+    struct ws_lazy *lazy;     /* NULL: without open=lazy */
     struct fuse_session *session;
     struct ws_place place; /* where the session is mounted, once it is */
     int settings;          /* the lock on them; -1: none, or control has ended */
@@ -72,6 +74,8 @@ extern const struct fuse_lowlevel_ops ws_fs_ops;
 void ws_fs_poll_event(void *fs, struct ws_model *model); /* ws_control_on_event's listener */
 
 void ws_fs_close_folders(struct ws_fs *fs);
+/* Who opened a file of the version that is still open, each once; at most max. */
+size_t ws_fs_openers(struct ws_fs *fs, const struct ws_version *v, pid_t *out, size_t max);
 void ws_fs_close_all(struct ws_fs *fs); /* what is still open, once no request comes any more */
 
 /* ops_data.c, for the table in ops_meta.c */

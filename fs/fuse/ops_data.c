@@ -1,8 +1,10 @@
 /* The operations on open files: weights from memory or passed through, tensors, control files. */
 #include "fs/engines/job.h"
 #include "fs/fuse/invalidate.h"
+#include "fs/fuse/lazy_read.h"
 #include "fs/fuse/tree.h"
 #include "fs/fuse/version_cache.h"
+#include "fs/pull/lazy.h"
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -15,6 +17,7 @@ struct ws_open_file {
     struct ws_version *version; /* weights: a reference, and a use while its bytes may be read through us */
     size_t file;
     uint64_t begin, size; /* of the bytes in the file: a tensor is a part of it */
+    pid_t pid;            /* of the thread that opened it */
     bool uses, kept, by_root;
     enum ws_view view;
     struct ws_model *model;
@@ -61,6 +64,21 @@ static void free_open(struct ws_fs *fs, struct ws_open_file *o)
     free(o);
 }
 
+size_t ws_fs_openers(struct ws_fs *fs, const struct ws_version *v, pid_t *out, size_t max)
+{
+    size_t n = 0;
+    pthread_mutex_lock(&fs->lock);
+    for (struct ws_open_file *o = LIST_FIRST(&fs->open_files); o && n < max; o = LIST_NEXT(o, entry)) {
+        bool known = o->version != v;
+        for (size_t i = 0; i < n; i++)
+            known = known || out[i] == o->pid;
+        if (!known)
+            out[n++] = o->pid;
+    }
+    pthread_mutex_unlock(&fs->lock);
+    return n;
+}
+
 void ws_fs_close_all(struct ws_fs *fs)
 {
     while (!LIST_EMPTY(&fs->open_files))
@@ -84,11 +102,11 @@ static void reply_opened(struct ws_request *rq, struct ws_open_file *o)
 /* The bytes of an inode: [begin, begin + size) of a file of the version. 1: parked. */
 static int find_bytes(struct ws_request *rq, const struct ws_tree_node *n, struct ws_open_file *o)
 {
-    if (!ws_version_has_manifest(n->version)) {
+    const struct ws_manifest *m = ws_version_files(n->version);
+    if (!m) {
         ws_request_park(rq, n->version, 0, 0, 0, rq->fs->options.deadline_ms);
         return 1;
     }
-    const struct ws_manifest *m = ws_version_manifest(n->version, NULL);
     if (n->kind != WS_KIND_TENSOR) {
         if (n->index >= m->n_files)
             return -ENOENT;
@@ -114,7 +132,8 @@ static int find_bytes(struct ws_request *rq, const struct ws_tree_node *n, struc
 static int choose_reads(struct ws_request *rq, struct ws_open_file *o)
 {
     struct ws_fs *fs = rq->fs;
-    if (o->kind == WS_KIND_FILL && fs->options.open == WS_OPEN_WAIT) {
+    const bool is_learned = ws_fs_sees_reads(o->version, o->file);
+    if (o->kind == WS_KIND_FILL && fs->options.open == WS_OPEN_WAIT && !is_learned) {
         /* Link mode: held until the file is complete; then its name is a link, which ESTALE makes the kernel
          * look up (open(2) tries again once with fresh lookups). */
         if (ws_version_is_complete(o->version))
@@ -127,7 +146,7 @@ static int choose_reads(struct ws_request *rq, struct ws_open_file *o)
         return 1;
     }
 #if WS_HAVE_PASSTHROUGH
-    if (o->kind == WS_KIND_FILE && fs->reads == WS_READS_PASSTHROUGH && o->size > 0) {
+    if (o->kind == WS_KIND_FILE && fs->reads == WS_READS_PASSTHROUGH && o->size > 0 && !is_learned) {
         int id = ws_version_cache_backing(fs, o->version, o->file);
         if (id < 0)
             return id;
@@ -153,7 +172,14 @@ static void run_open_weights(struct ws_request *rq)
         return;
     }
     o->kind = n.kind;
-    rc = find_bytes(rq, &n, o);
+    o->pid = fuse_req_ctx(rq->req)->pid;
+    if (ws_version_is_leaving(
+            n.version)) { /* seen by whoever has its memory next: we have a reference already */
+        ws_version_refuse_open(n.version);
+        rc = -ESTALE;
+    } else {
+        rc = find_bytes(rq, &n, o);
+    }
     if (rc == 0) {
         o->version = ws_version_get(n.version);
         ws_version_retain(o->version, 1);
@@ -187,7 +213,7 @@ static void open_view(void *arg)
     o->model = n.model ? ws_model_get(n.model) : n.version ? ws_model_get(ws_version_model(n.version)) : NULL;
     if (n.kind == WS_KIND_META_VIEW && o->view == WS_VIEW_MANIFEST && !ws_version_has_manifest(n.version)) {
         free_open(rq->fs, o);
-        ws_request_park(rq, n.version, 0, 0, 0, ws_tree_meta_ms(rq->fs, n.version));
+        ws_request_park(rq, n.version, WS_FILE_MANIFEST, 0, 0, ws_tree_meta_ms(rq->fs, n.version));
         ws_tree_node_release(&n);
         return;
     }
@@ -245,7 +271,14 @@ static void run_read_weights(struct ws_request *rq)
     if (n > o->size - off)
         n = o->size - off;
     uint64_t begin = o->begin + off;
-    if (!ws_version_is_complete(o->version)) {
+    ws_version_was_read(o->version, o->file, begin, n);
+    /* Looked at first: what does not come of it is settled before it is complete, and that may be so by the next line. */
+    const bool is_complete = ws_version_is_complete(o->version);
+    if (rq->fs->lazy && ws_lazy_applies(rq->fs->lazy, o->version, o->file, begin, n)) {
+        ws_lazy_read_start(rq, o->version, o->file, begin, n);
+        return;
+    }
+    if (!is_complete) {
         size_t first = begin / WS_BLOCK_BYTES, last = (begin + n - 1) / WS_BLOCK_BYTES;
         /* Not parked twice: what was here once stays here while the file is open. */
         if (rq->tries == 0) {

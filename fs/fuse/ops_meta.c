@@ -9,6 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Reads ahead that the kernel has under way at once. Of versions that are not here they wait for a source, and the kernel's
+ * 12 would be used up by a few readers of a silent one: all other reads of the mount would wait for these. */
+#define MAX_BACKGROUND 1024
+
 static void run_lookup(struct ws_request *rq)
 {
     struct ws_tree_node parent, child;
@@ -280,6 +284,8 @@ static int hash_text(struct ws_request *rq, struct ws_version *v, size_t file, c
         ws_request_park(rq, v, WS_FILE_ALL, 0, 0, rq->fs->options.deadline_ms);
         return 1;
     }
+    if (t->end > t->begin && !ws_version_has_range(v, file, t->begin, t->end - t->begin))
+        return -ENODATA; /* it does not come (need=learn) */
     struct ws_region *r = ws_version_region(v, file);
     snprintf(out, cap, "%016" PRIx64,
              t->end > t->begin ? ws_hash(ws_region_data(r) + t->begin, t->end - t->begin) : ws_hash("", 0));
@@ -310,7 +316,7 @@ static void run_getxattr(struct ws_request *rq)
         else if (strcmp(key, "offset") == 0)
             snprintf(value, sizeof(value), "%" PRIu64, t->begin);
         else if (strcmp(key, "file") == 0)
-            snprintf(value, sizeof(value), "%s", ws_version_manifest(n.version, NULL)->files[file].name);
+            snprintf(value, sizeof(value), "%s", ws_version_files(n.version)->files[file].name);
         else if (strcmp(key, "xxh3") == 0)
             rc = hash_text(rq, n.version, file, t, value, sizeof(value));
         else
@@ -398,6 +404,8 @@ static void op_init(void *arg, struct fuse_conn_info *conn)
     struct ws_fs *fs = arg;
     conn->want &= ~(unsigned)(FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE | FUSE_CAP_SPLICE_READ);
     conn->max_readahead = 4 << 20;
+    conn->max_background = MAX_BACKGROUND;
+    conn->congestion_threshold = MAX_BACKGROUND;
 #if WS_HAVE_PASSTHROUGH
     if (fs->reads == WS_READS_PASSTHROUGH && (conn->capable & FUSE_CAP_PASSTHROUGH)) {
         conn->want |= FUSE_CAP_PASSTHROUGH;

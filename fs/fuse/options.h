@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-enum ws_open_mode { WS_OPEN_WAIT, WS_OPEN_STREAM };
+enum ws_open_mode { WS_OPEN_WAIT, WS_OPEN_STREAM, WS_OPEN_LAZY };
 enum ws_reads { WS_READS_AUTO, WS_READS_PASSTHROUGH, WS_READS_LINK, WS_READS_CACHED };
 const char *ws_reads_name(enum ws_reads r);
 
@@ -21,12 +21,20 @@ struct ws_mount_options {
     gid_t gid, ctl_gid; /* (gid_t)-1: none */
     mode_t mode;        /* of files; folders get the search bits that go with it */
     unsigned deadline_ms;
-    char *log_file, *audit_log, *fsname, *state, *host, *listen, *listen_tokens, *files;
+    char *log_file, *audit_log, *fsname, *state, *config, *host, *listen, *listen_tokens, *files;
+    bool asks_parents; /* topology=auto */
+    const char *rack, *peer_token, *peer_token_file;
     bool has_mode, has_gid;             /* were given */
     const char *group;                  /* of group=; NULL: none */
     struct ws_tcp_server_options serve; /* listen NULL: it serves no other mounts */
     struct ws_trust trust;              /* verify-key=; the store's options lead to it */
-    char *strings[32];                  /* owned: what the pointers above lead to */
+    /* derived.h: views that this mount makes, and what of their layers stays as it is */
+    const char *derive[WS_MAX_DERIVED], *derive_ignore[WS_MAX_DERIVE_PATTERNS];
+    size_t n_derive, n_derive_ignore;
+    bool derive_any_family;
+    const char *needs[WS_MAX_NEEDS]; /* needs.h: of models, what this mount has of them */
+    size_t n_needs;
+    char *strings[160]; /* owned: what the pointers above lead to */
     size_t n_strings;
     char *tokens[8]; /* the same, in secret memory */
     size_t n_tokens;
@@ -43,6 +51,12 @@ WS_MUST_USE int ws_mount_options_parse(struct ws_mount_options *o, const char *t
  * sources. */
 WS_MUST_USE int ws_mount_options_place(struct ws_mount_options *o, const char *source, const char *mountpoint,
                                        struct ws_error *err);
+/* Once all options are there: adds what the file of config= says is needed of models. -EINVAL: FILE:LINE and what to do,
+ * or another option excludes it; or why it cannot be read. */
+WS_MUST_USE int ws_mount_options_read_needs(struct ws_mount_options *o, struct ws_error *err);
+/* Has the store make its views, and take of models what is needed; before a source is added. */
+WS_MUST_USE int ws_mount_options_add_views(const struct ws_mount_options *o, struct ws_store *store,
+                                           struct ws_error *err);
 /* Has the store read all of its sources. */
 WS_MUST_USE int ws_mount_options_add_sources(const struct ws_mount_options *o, struct ws_store *store,
                                              struct ws_error *err);

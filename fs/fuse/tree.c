@@ -1,6 +1,7 @@
 #include "fs/fuse/tree.h"
 #include "fs/fuse/version_cache.h"
 #include "fs/pull/cuda_ipc_file.h"
+#include "transports/base/text.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,6 +62,7 @@ mode_t ws_tree_kind_type(enum ws_tree_kind kind)
     case WS_KIND_REGIONS:
         return S_IFDIR;
     case WS_KIND_MODEL_LINK:
+    case WS_KIND_VERSION_LINK:
     case WS_KIND_LINK:
         return S_IFLNK;
     default:
@@ -132,13 +134,14 @@ int ws_tree_node_target(struct ws_fs *fs, const struct ws_tree_node *n, char *ou
         return 0;
     }
     char name[WS_MAX_NAME + 1];
-    struct ws_version *v = link_target(n->model, n->index);
+    struct ws_version *v =
+        n->kind == WS_KIND_VERSION_LINK ? ws_version_get(n->version) : link_target(n->model, n->index);
     if (!v)
         return -ENOENT;
     ws_version_name(v, name);
     ws_version_put(v);
     snprintf(out, cap, "%s", name);
-    return 0;
+    return name[0] ? 0 : -ENOENT;
 }
 
 /* --- attributes --- */
@@ -159,8 +162,7 @@ bool ws_view_is_written(enum ws_view view)
 
 static int file_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct stat *st)
 {
-    const struct ws_manifest *m =
-        ws_version_has_manifest(n->version) ? ws_version_manifest(n->version, NULL) : NULL;
+    const struct ws_manifest *m = ws_version_files(n->version);
     if (!m || n->index >= m->n_files)
         return -ENOENT;
     st->st_mode = S_IFREG | fs->options.mode;
@@ -194,7 +196,7 @@ int ws_tree_node_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct sta
                         .st_uid = o->uid,
                         .st_gid = o->gid,
                         .st_mtim = fs->start,
-                        .st_blksize = 1 << 20};
+                        .st_blksize = ws_store_learns(fs->store) ? WS_LEARNED_AHEAD_KB << 10 : 1 << 20};
     *timeout = 0;
     switch (ws_tree_kind_type(n->kind)) {
     case S_IFDIR:
@@ -268,8 +270,27 @@ static int child_of_root(struct ws_request *rq, const char *name, fuse_ino_t *in
 
 unsigned ws_tree_meta_ms(const struct ws_fs *fs, struct ws_version *v)
 {
-    return ws_version_needs_assembly(v) && fs->options.deadline_ms > WS_META_MS ? fs->options.deadline_ms
-                                                                                : WS_META_MS;
+    return ws_version_is_made_first(v) && fs->options.deadline_ms > WS_META_MS ? fs->options.deadline_ms
+                                                                               : WS_META_MS;
+}
+
+/* "N@RUN" of a version whose name is N. It is not listed. Whoever wants the same bytes for ever opens that. */
+static struct ws_version *find_live(struct ws_model *m, const char *name)
+{
+    uint64_t number;
+    char own[WS_VERSION_ID_TEXT];
+    const char *at = name;
+    if (ws_text_digits(&at, &number) || *at != '@')
+        return NULL;
+    struct ws_version *v = ws_version_at(m, number, at + 1);
+    if (!v)
+        return NULL;
+    const struct ws_version_id id = ws_version_id(v);
+    ws_version_id_text(&id, own);
+    if (strcmp(own, name) == 0)
+        return v;
+    ws_version_put(v);
+    return NULL;
 }
 
 static int child_of_model(struct ws_fs *fs, struct ws_model *m, const char *name, fuse_ino_t *ino,
@@ -293,11 +314,18 @@ static int child_of_model(struct ws_fs *fs, struct ws_model *m, const char *name
     }
     struct ws_error err;
     struct ws_version *v = ws_version_find(m, name, &err);
+    const bool is_link = !v && (v = find_live(m, name));
     if (!v)
         return -ENOENT;
-    *ino = ws_ino(ws_version_serial(v), WS_KIND_VERSION, 0);
+    *ino = ws_ino(ws_version_serial(v), is_link ? WS_KIND_VERSION_LINK : WS_KIND_VERSION, 0);
     ws_version_put(v);
     return 0;
+}
+
+bool ws_fs_sees_reads(struct ws_version *v, size_t file)
+{
+    return ws_model_learns(ws_version_model(v)) && ws_version_files(v)->files[file].header_bytes > 0 &&
+           !ws_version_is_known(v);
 }
 
 /* The inode of a version's file: FILE, FILL or LINK, by what is here and by the mode. */
@@ -306,11 +334,22 @@ static fuse_ino_t file_ino(struct ws_fs *fs, struct ws_version *v, size_t file)
     char name[64];
     bool complete = ws_version_is_complete(v);
     enum ws_tree_kind kind = WS_KIND_FILE;
-    if (complete && atomic_load(&fs->has_links) && ws_version_cache_link(fs, v, file, name) == 0)
+    if (ws_fs_sees_reads(v, file))
+        kind = WS_KIND_FILL;
+    else if (complete && atomic_load(&fs->has_links) && ws_version_cache_link(fs, v, file, name) == 0)
         kind = WS_KIND_LINK;
-    else if (!complete && (fs->options.open == WS_OPEN_STREAM || fs->reads == WS_READS_LINK))
+    else if (!complete && (fs->options.open != WS_OPEN_WAIT || fs->reads == WS_READS_LINK))
         kind = WS_KIND_FILL;
     return ws_ino(ws_version_serial(v), kind, file);
+}
+
+/* There is no such name; where it was left out, last_error says so. */
+static int absent(struct ws_fs *fs, struct ws_version *v, const char *name, bool is_tensor)
+{
+    struct ws_error why;
+    if (ws_version_leaves_out(v, name, is_tensor, &why))
+        ws_control_record_absent(fs->control, v, &why);
+    return -ENOENT;
 }
 
 static int child_of_version(struct ws_request *rq, struct ws_version *v, const char *name, fuse_ino_t *ino,
@@ -321,14 +360,14 @@ static int child_of_version(struct ws_request *rq, struct ws_version *v, const c
         *timeout = WS_FOREVER;
         return 0;
     }
-    if (!ws_version_has_manifest(v)) {
+    const struct ws_manifest *m = ws_version_files(v);
+    if (!m) {
         ws_request_park(rq, v, 0, 0, 0, ws_tree_meta_ms(rq->fs, v));
         return 1;
     }
-    const struct ws_manifest *m = ws_version_manifest(v, NULL);
-    const struct ws_manifest_file *f = m ? ws_manifest_find(m, name) : NULL;
+    const struct ws_manifest_file *f = ws_manifest_find(m, name);
     if (!f)
-        return -ENOENT;
+        return absent(rq->fs, v, name, false);
     *ino = file_ino(rq->fs, v, (size_t)(f - m->files));
     /* A name that fills is looked up each time, so that the next lookup finds what it became. */
     *timeout = ws_ino_kind(*ino) == WS_KIND_FILL || !ws_version_is_complete(v) ? 0 : WS_FOREVER;
@@ -339,7 +378,7 @@ static int child_of_tensors(struct ws_request *rq, struct ws_version *v, const c
                             double *timeout)
 {
     struct ws_version_cache *vc = NULL;
-    if (!ws_version_has_manifest(v)) {
+    if (!ws_version_has_files(v)) {
         ws_request_park(rq, v, WS_FILE_HEADERS, 0, 0, ws_tree_meta_ms(rq->fs, v));
         return 1;
     }
@@ -352,7 +391,7 @@ static int child_of_tensors(struct ws_request *rq, struct ws_version *v, const c
         return rc;
     long i = ws_version_cache_find(v, vc, name);
     if (i < 0)
-        return -ENOENT;
+        return absent(rq->fs, v, name, true);
     *ino = ws_ino(ws_version_serial(v), WS_KIND_TENSOR, (uint64_t)i);
     *timeout = WS_FOREVER;
     return 0;
@@ -428,12 +467,12 @@ static void list_model_folder(struct ws_model *m, struct listing *l)
 
 static int list_version_folder(struct ws_request *rq, struct ws_version *v, struct listing *l)
 {
-    if (!ws_version_has_manifest(v)) {
+    const struct ws_manifest *m = ws_version_files(v);
+    if (!m) {
         ws_request_park(rq, v, 0, 0, 0, ws_tree_meta_ms(rq->fs, v));
         return 1;
     }
-    const struct ws_manifest *m = ws_version_manifest(v, NULL);
-    for (size_t i = 0; m && i < m->n_files; i++)
+    for (size_t i = 0; i < m->n_files; i++)
         l->visit(l->arg, m->files[i].name, file_ino(rq->fs, v, i));
     l->visit(l->arg, TENSORS, ws_ino(ws_version_serial(v), WS_KIND_TENSORS, 0));
     l->visit(l->arg, META, ws_ino(ws_version_serial(v), WS_KIND_META, 0));
@@ -443,7 +482,7 @@ static int list_version_folder(struct ws_request *rq, struct ws_version *v, stru
 static int list_tensors(struct ws_request *rq, struct ws_version *v, struct listing *l)
 {
     struct ws_version_cache *vc = NULL;
-    int rc = ws_version_has_manifest(v) ? ws_version_cache_tensors(rq->fs, v, &vc) : -EAGAIN;
+    int rc = ws_version_has_files(v) ? ws_version_cache_tensors(rq->fs, v, &vc) : -EAGAIN;
     if (rc == -EAGAIN) {
         ws_request_park(rq, v, WS_FILE_HEADERS, 0, 0, ws_tree_meta_ms(rq->fs, v));
         return 1;

@@ -32,6 +32,9 @@ WS_MUST_USE int ws_tree_node_target(struct ws_fs *fs, const struct ws_tree_node 
 bool ws_view_is_written(enum ws_view view);       /* may it be opened for writing? */
 mode_t ws_tree_kind_type(enum ws_tree_kind kind); /* S_IFDIR, S_IFREG or S_IFLNK */
 
+/* Do reads of this file, of a version with its manifest, come to the daemon, so that it learns from them (need=learn)? */
+bool ws_fs_sees_reads(struct ws_version *v, size_t file);
+
 /* How long a lookup of names and sizes waits: as long as a read if the version must first be made. */
 unsigned ws_tree_meta_ms(const struct ws_fs *fs, struct ws_version *v);
 

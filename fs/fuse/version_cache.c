@@ -63,7 +63,7 @@ static struct ws_version_cache *find(struct ws_fs *fs, uint64_t id)
 /* The version's cache, made at need (its manifest must be here); NULL: no memory. Lives until release. */
 static struct ws_version_cache *get(struct ws_fs *fs, struct ws_version *v)
 {
-    const struct ws_manifest *m = ws_version_has_manifest(v) ? ws_version_manifest(v, NULL) : NULL;
+    const struct ws_manifest *m = ws_version_files(v);
     if (!m)
         return NULL;
     pthread_mutex_lock(&fs->lock);
@@ -108,6 +108,18 @@ static void free_cache(struct ws_fs *fs, struct ws_version_cache *vc)
     free(vc->linked);
     free(vc->tensors);
     free(vc);
+}
+
+void ws_version_cache_close(struct ws_fs *fs, struct ws_version *v)
+{
+    pthread_mutex_lock(&fs->lock);
+    struct ws_version_cache *vc = find(fs, ws_version_serial(v));
+    for (size_t i = 0; vc && i < vc->n_files; i++) {
+        if (vc->backing[i] > 0)
+            backing_close(fs, vc->backing[i]);
+        vc->backing[i] = 0;
+    }
+    pthread_mutex_unlock(&fs->lock);
 }
 
 void ws_version_cache_release(void *arg, struct ws_version *v)
@@ -187,17 +199,44 @@ static const struct ws_tensor *tensor_at(struct ws_version *v, const struct ws_t
     return &ws_version_header(v, r->file, NULL)->tensors[r->index];
 }
 
-static int compare(const void *x, const void *y, void *arg)
+/* Of a tensor by the name of its file, which is nearly always the tensor's own. */
+struct named {
+    struct ws_tensor_ref ref;
+    const char *file; /* owned where it is not the tensor's own */
+};
+
+static int by_file(const void *x, const void *y)
 {
-    char a[WS_MAX_NAME + 1], b[WS_MAX_NAME + 1];
-    ws_name_to_file(tensor_at(arg, x)->name, a);
-    ws_name_to_file(tensor_at(arg, y)->name, b);
-    return strcmp(a, b);
+    return strcmp(((const struct named *)x)->file, ((const struct named *)y)->file);
+}
+
+/* Sorts by the names of files. 0 or -ENOMEM. */
+static int sort(struct ws_version *v, struct ws_tensor_ref *table, size_t n)
+{
+    struct named *all = calloc(n + 1, sizeof(*all));
+    char file[WS_MAX_NAME + 1];
+    size_t k = 0;
+    int rc = all ? 0 : -ENOMEM;
+    for (; rc == 0 && k < n; k++) {
+        const char *name = tensor_at(v, &table[k])->name;
+        ws_name_to_file(name, file);
+        all[k] = (struct named){table[k], strcmp(file, name) == 0 ? name : strdup(file)};
+        rc = all[k].file ? 0 : -ENOMEM;
+    }
+    if (rc == 0)
+        qsort(all, n, sizeof(all[0]), by_file);
+    for (size_t i = 0; i < k; i++) {
+        if (all[i].file != tensor_at(v, &all[i].ref)->name)
+            free((char *)(uintptr_t)all[i].file);
+        table[i] = all[i].ref;
+    }
+    free(all);
+    return rc;
 }
 
 static int make_table(struct ws_version *v, struct ws_version_cache *vc)
 {
-    const struct ws_manifest *m = ws_version_manifest(v, NULL);
+    const struct ws_manifest *m = ws_version_files(v);
     struct ws_error err;
     size_t total = 0, k = 0;
     for (size_t i = 0; i < m->n_files; i++) {
@@ -214,7 +253,11 @@ static int make_table(struct ws_version *v, struct ws_version_cache *vc)
         for (size_t t = 0; st && t < st->n_tensors; t++)
             table[k++] = (struct ws_tensor_ref){(uint32_t)i, (uint32_t)t};
     }
-    qsort_r(table, total, sizeof(table[0]), compare, v);
+    const int rc = sort(v, table, total);
+    if (rc < 0) {
+        free(table);
+        return rc;
+    }
     vc->n_tensors = total;
     __atomic_store_n(&vc->tensors, table, __ATOMIC_RELEASE);
     return 0;

@@ -33,6 +33,8 @@ WS_MUST_USE int ws_version_cache_backing(struct ws_fs *fs, struct ws_version *v,
 /* Gives a complete file its name in link mode's tmpfs: out is the name there. 0, -EXDEV: it must be served.
  */
 WS_MUST_USE int ws_version_cache_link(struct ws_fs *fs, struct ws_version *v, size_t file, char out[64]);
+/* Closes the backing ids of a version that no process has open: they are registered again at its next use. */
+void ws_version_cache_close(struct ws_fs *fs, struct ws_version *v);
 /* ws_store_set_reclaim's hook: closes ids, removes names, has the kernel forget the folder. */
 void ws_version_cache_release(void *fs, struct ws_version *v);
 void ws_version_cache_free_all(struct ws_fs *fs);

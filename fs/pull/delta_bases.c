@@ -1,5 +1,9 @@
 #include "fs/pull/delta_bases.h"
 #include "fs/pull/delta_chain.h"
+#include "fs/store/model.h"
+#include "fs/store/node_parts.h"
+#include "fs/store/one_copy.h"
+#include "fs/store/part_view.h"
 #include "fs/store/version.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
@@ -25,7 +29,7 @@ static struct ws_version *find_known_base(struct ws_model *m, const struct ws_de
 
 static bool can_be_patched(const struct ws_version *w)
 {
-    return ws_version_is_complete(w) && w->own_bytes > 0;
+    return ws_version_is_complete(w) && (w->own_bytes > 0 || ws_part_view(w));
 }
 
 /* *base: counted; NULL with 0: none is needed any more. */
@@ -42,12 +46,12 @@ static int next_base(struct ws_version *v, const struct ws_delta_chain *chain, s
     memcpy(digest, v->digest, sizeof(digest));
     while (n < WS_MAX_DELTA_ENTRIES && ws_delta_chain_find(v->model, chain, &at, digest, &link)) {
         struct ws_version *w = way[n++] = find_known_base(v->model, &link.entry.link);
-        if (w && w != v && can_be_patched(w)) {
+        if (w && w != v && (can_be_patched(w) || w == ws_one_copy_untouched(v))) {
             for (size_t i = n > WS_MAX_DELTA_CHAIN ? n - 1 - WS_MAX_DELTA_CHAIN : n; i + 1 < n && !*base; i++)
                 *base = way[i];
             if (n <= WS_MAX_DELTA_CHAIN || *base)
                 break;
-        } else if (w && w != v && w->sources && ws_version_comes_whole(w)) {
+        } else if (w && w != v && w->sources && ws_version_comes_whole(w, 0)) {
             *base = w;
             break;
         }
@@ -60,7 +64,7 @@ static int next_base(struct ws_version *v, const struct ws_delta_chain *chain, s
         return ws_error_set(err, ENODATA,
                             "%s/%lu is at its sources only as a delta, and none leads to it there",
                             v->model->name, v->number);
-    else if (!way[n - 1] || !can_be_patched(way[n - 1]))
+    else if (!way[n - 1] || !(can_be_patched(way[n - 1]) || way[n - 1] == ws_one_copy_untouched(v)))
         return ws_error_set(
             err, ENODATA,
             "%s/%lu is at its sources only as a delta on %lu, and neither they nor this mount "
@@ -71,40 +75,50 @@ static int next_base(struct ws_version *v, const struct ws_delta_chain *chain, s
 
 /* --- its pull --- */
 
+/* Part of a version: that is pulled, with all its parts. */
 static int pull_base(struct ws_source_select *sel, struct ws_version *base, enum ws_priority priority,
-                     struct ws_error *err)
+                     char why[WS_ERROR_TEXT / 2], struct ws_error *err)
 {
     struct ws_store *s = base->store;
     const struct ws_version *v = sel->version;
-    char why[WS_ERROR_TEXT / 2] = "it was dropped meanwhile";
+    struct ws_version *pulled = base;
     int rc;
 
     ws_log(WS_LOG_INFO, "store", "delta base is pulled first model=%s version=%lu for=%lu", v->model->name,
            base->number, v->number);
+    snprintf(why, WS_ERROR_TEXT / 2, "it was dropped meanwhile");
     pthread_mutex_lock(&s->lock);
-    rc = s->puller->request(base, WS_GOAL_ALL, priority);
-    while (rc == 0 && base->pull && !ws_version_is_complete(base) && !atomic_load(&sel->stop)) {
+    if (ws_model_is_hidden(base->model) && ws_node_parts_whole(base))
+        pulled = ws_node_parts_whole(base);
+    ws_version_get(pulled);
+    pulled->n_base_for++;
+    rc = s->puller->request(pulled, WS_GOAL_ALL, priority);
+    while (rc == 0 && pulled->pull && !ws_version_is_complete(pulled) && !atomic_load(&sel->stop)) {
         const uint64_t until = ws_clock_ns() + STEP_NS;
         (void)ws_cond_wait_until(&s->changed, &s->lock, until);
     }
+    pulled->n_base_for--;
     if (ws_version_is_complete(base))
         rc = 0;
-    else if (base->error_code)
-        rc = -base->error_code;
+    else if (pulled->error_code)
+        rc = -pulled->error_code;
     else if (rc == 0)
         rc = -EAGAIN;
-    if (base->error)
-        snprintf(why, sizeof(why), "%s", base->error);
+    if (pulled->error)
+        snprintf(why, WS_ERROR_TEXT / 2, "%s", pulled->error);
+    ws_version_put_locked(pulled);
     pthread_mutex_unlock(&s->lock);
     atomic_store(&sel->progress_ns, ws_clock_ns());
-    if (atomic_load(&sel->stop))
-        return ws_source_select_canceled(sel, err);
-    if (rc < 0)
-        return ws_error_set(err, -rc,
-                            "%s/%lu is at its sources only as a delta, and the pull of its base %lu failed: "
-                            "%s",
-                            v->model->name, v->number, base->number, why);
-    return 0;
+    return atomic_load(&sel->stop) ? ws_source_select_canceled(sel, err) : rc;
+}
+
+int ws_delta_bases_pull_first(struct ws_source_select *sel, struct ws_version *base,
+                              enum ws_priority priority, struct ws_error *err)
+{
+    char why[WS_ERROR_TEXT / 2];
+    const int rc = pull_base(sel, base, priority, why, err);
+
+    return rc < 0 && rc != -ECANCELED ? ws_error_set(err, -rc, "%s", why) : rc;
 }
 
 struct query {
@@ -117,8 +131,8 @@ static int use_chain(void *arg, struct ws_source_attempt *attempt, struct ws_err
     struct query *q = arg;
     const struct ws_version_id id = ws_version_id(q->version);
 
-    return ws_source_deltas(attempt->poller->source, q->version->model->name, &id, &attempt->leave,
-                            q->chain->entries, &q->chain->n, err);
+    return ws_source_deltas(attempt->poller->source, ws_model_source_name(q->version->model), &id,
+                            &attempt->leave, q->chain->entries, &q->chain->n, err);
 }
 
 static int pull_one(struct ws_source_select *sel, enum ws_priority priority, bool *done, struct ws_error *err)
@@ -138,7 +152,12 @@ static int pull_one(struct ws_source_select *sel, enum ws_priority priority, boo
     free(chain);
     *done = !base;
     if (base) {
-        rc = pull_base(sel, base, priority, err);
+        char why[WS_ERROR_TEXT / 2];
+        rc = pull_base(sel, base, priority, why, err);
+        if (rc < 0 && rc != -ECANCELED)
+            ws_error_set(err, -rc,
+                         "%s/%lu is at its sources only as a delta, and the pull of its base %lu failed: %s",
+                         v->model->name, v->number, base->number, why);
         ws_version_put(base);
     }
     return rc;
@@ -152,7 +171,7 @@ int ws_delta_bases_pull(struct ws_source_select *sel, const atomic_int *priority
     for (int n = 0; rc == 0 && n < MAX_BASES; n++) {
         bool done;
         pthread_mutex_lock(&s->lock);
-        done = ws_version_comes_whole(sel->version);
+        done = ws_source_select_comes_whole(sel);
         pthread_mutex_unlock(&s->lock);
         if (!done)
             rc = pull_one(sel, (enum ws_priority)atomic_load(priority), &done, err);

@@ -15,4 +15,8 @@
 WS_MUST_USE int ws_delta_bases_pull(struct ws_source_select *sel, const atomic_int *priority,
                                     struct ws_error *err);
 
+/* Pulls a version that has to be here before the selection's, whatever version the one copy of its model is for. */
+WS_MUST_USE int ws_delta_bases_pull_first(struct ws_source_select *sel, struct ws_version *base,
+                                          enum ws_priority priority, struct ws_error *err);
+
 #endif

@@ -1,4 +1,6 @@
 #include "fs/pull/delta_chain.h"
+#include "fs/store/model.h"
+#include "fs/store/parents.h"
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
@@ -15,8 +17,8 @@ static int query_one(const struct ws_source_select *sel, const struct ws_source_
 
     /* A mount does not know its deltas before it has chosen how its own pull comes. */
     do
-        rc = ws_source_deltas(attempt->poller->source, v->model->name, &id, &attempt->leave, chain->entries,
-                              &chain->n, err);
+        rc = ws_source_deltas(attempt->poller->source, ws_model_source_name(v->model), &id, &attempt->leave,
+                              chain->entries, &chain->n, err);
     while (rc == -EAGAIN && ++tries < MAX_QUERIES && !atomic_load(&attempt->leave) &&
            poll(NULL, 0, PAUSE_MS) == 0);
     if (rc < 0)
@@ -24,17 +26,35 @@ static int query_one(const struct ws_source_select *sel, const struct ws_source_
     return rc;
 }
 
+/* A parent of other stripes. It may be waiting for this mount in the same way, so it is no more than the last resort. */
+static bool is_of_others(const struct ws_source_attempt *attempt)
+{
+    struct ws_store *s = attempt->selection->version->store;
+
+    pthread_mutex_lock(&s->lock);
+    const bool is =
+        ws_parent_rank(attempt->selection->version, attempt->stripe, attempt->poller) == WS_PARENT_OF_OTHERS;
+    pthread_mutex_unlock(&s->lock);
+    return is;
+}
+
 int ws_delta_chain_query(struct ws_source_select *sel, struct ws_delta_chain *chain, struct ws_error *err)
 {
     struct ws_source_attempt attempt = {.any_strategy = true, .optional = true};
     int rc = ws_source_select_next(sel, &attempt, err);
+    bool any_answered = false;
 
     chain->n = 0;
     while (attempt.poller) { /* until one knows of any */
+        if (any_answered && is_of_others(&attempt)) {
+            ws_source_select_end(&attempt);
+            break;
+        }
         rc = query_one(sel, &attempt, chain, err);
+        any_answered = any_answered || rc == 0;
         attempt.skip |= ws_bit(attempt.poller->index);
         if (atomic_load(&attempt.leave))
-            ws_source_select_distrust(sel, &attempt); /* another source is asked first for the bytes, too */
+            ws_source_select_defer(sel, &attempt); /* another source is asked first for the bytes, too */
         else
             ws_source_select_end(&attempt);
         if (chain->n > 0 || ws_source_select_next(sel, &attempt, &(struct ws_error){0}) < 0)

@@ -14,6 +14,7 @@ struct ws_delta_chain {
 struct ws_delta_step {
     struct ws_delta_entry entry;
     struct ws_delta *held; /* the delta, if all of it is here; NULL: it is to be fetched */
+    bool is_way_back;      /* it was made here (fs/store/way_back.h), of bytes that were verified */
 };
 
 /* Asks one source after the other for deltas that lead to the version, until one lists any. On failure the

@@ -11,5 +11,7 @@ WS_MUST_USE int ws_fill_run(struct ws_source_select *sel, const atomic_int *prio
                             struct ws_error *err);
 /* After a pull that brought all: has the pool prepare regions for the next version. */
 void ws_fill_prepare_next(struct ws_version *v);
+/* Is it made of the one copy of its model, as it was that before? Then no source is asked. */
+bool ws_fill_knows_way(struct ws_version *v);
 
 #endif

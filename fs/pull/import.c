@@ -77,6 +77,7 @@ int ws_import_run(struct ws_source_select *sel, struct ws_error *err)
                        .regions = calloc(m->n_files ? m->n_files : 1, sizeof(struct ws_region *))};
     /* a source whose strategy is not in the list may still broadcast */
     struct ws_source_attempt attempt = {
+        .not_parents = true, /* which have no memory to give */
         .any_strategy = ws_transport_prefs_rank(&sel->transport_prefs, WS_WAY_BROADCAST) >= 0};
     int rc;
 

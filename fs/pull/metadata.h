@@ -10,4 +10,7 @@ WS_MUST_USE int ws_metadata_manifest(struct ws_source_select *sel, struct ws_err
  * WS_BLOCK_TRIES times. */
 WS_MUST_USE int ws_metadata_headers(struct ws_source_select *sel, struct ws_error *err);
 
+/* Fetches what describes a part (fs/store/part_description.h), by trees of mounts where there are any. */
+WS_MUST_USE int ws_metadata_description(struct ws_source_select *sel, struct ws_error *err);
+
 #endif

@@ -52,6 +52,18 @@ void ws_outcome_failure(struct ws_version *v, enum ws_goal goal, int rc, const s
         ws_version_set_state(v, WS_FAILED, ev);
 }
 
+void ws_outcome_turned_away(struct ws_version *v, int rc, const struct ws_error *err,
+                            struct ws_store_events *ev)
+{
+    free(v->error);
+    v->error = strdup(err->text);
+    v->error_code = -rc;
+    v->failed_ns = 0; /* the next reader asks anew: the copy may be elsewhere by then */
+    if (v->named)
+        ws_version_set_state(v, WS_KNOWN, ev);
+    ws_store_events_add(ev, WS_VERSION_READ_FAILED, v->model, v);
+}
+
 void ws_outcome_log(struct ws_version *v, enum ws_goal goal, int rc, const char *how,
                     const struct ws_error *err)
 {

@@ -14,6 +14,10 @@ void ws_outcome_success(struct ws_version *v, enum ws_goal goal, const char *how
 void ws_outcome_failure(struct ws_version *v, enum ws_goal goal, int rc, const struct ws_error *err,
                         struct ws_store_events *ev);
 
+/* Nothing is wrong with it, but the one copy of its model is for another version. */
+void ws_outcome_turned_away(struct ws_version *v, int rc, const struct ws_error *err,
+                            struct ws_store_events *ev);
+
 /* Without any lock. */
 void ws_outcome_log(struct ws_version *v, enum ws_goal goal, int rc, const char *how,
                     const struct ws_error *err);

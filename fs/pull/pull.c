@@ -4,22 +4,33 @@
  *     (metadata.h)        |  (fill.h)                            /
  *                         \-> the source's own memory, mapped --+  (import.h)
  *
+ * A version in parts is assembled (assemble.h), and a view that this mount makes is derived (derive.h).
+ *
  * Blocks are verified as they arrive, so little is left to do at the end. A pull that fails leaves the bytes
  * that came: the next pull goes on from there. */
 #include "fs/pull/pull.h"
 #include "fs/pull/assemble.h"
+#include "fs/pull/assemble_in_place.h"
+#include "fs/pull/delta_bases.h"
+#include "fs/pull/derive.h"
 #include "fs/pull/fill.h"
 #include "fs/pull/import.h"
 #include "fs/pull/metadata.h"
 #include "fs/pull/outcome.h"
+#include "fs/pull/parent_watch.h"
 #include "fs/pull/why_not.h"
 #include "fs/store/content.h"
+#include "fs/store/derived.h"
+#include "fs/store/learned.h"
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
 #include "fs/store/offers.h"
+#include "fs/store/one_copy.h"
+#include "fs/store/part_view.h"
 #include "fs/store/version.h"
 #include "fs/store/waiters.h"
 #include "transports/base/clock.h"
+#include "transports/base/log.h"
 #include "transports/base/workers.h"
 #include <errno.h>
 #include <stdio.h>
@@ -27,12 +38,14 @@
 #include <string.h>
 
 #define HOLD_OFF_NS WS_SECOND_NS /* after a failure: readers within this time get the same error */
+#define WAY_CHANGES 3            /* of one pull, each after a source that had the version whole */
 
 struct ws_pull {
     struct ws_version *version; /* counted */
     struct ws_source_select selection;
     atomic_int priority;
-    enum ws_goal goal; /* guarded by store->lock; only rises */
+    enum ws_goal goal;  /* guarded by store->lock; only rises */
+    unsigned n_changes; /* of the way; the pull's thread's */
 };
 
 /* --- as far as the goal; without any lock --- */
@@ -65,14 +78,39 @@ static int check_agreement(struct ws_version *v, struct ws_error *err)
     return rc;
 }
 
+/* Of a model with need=learn: what comes of it. A source that has only a delta has no headers to tell that by, and an archive has
+ * only deltas to most versions, whose bases have to be whole: what that lists comes whole. */
+static int choose_wanted(struct ws_pull *p, struct ws_error *err)
+{
+    struct ws_version *v = p->version;
+    bool whole;
+
+    pthread_mutex_lock(&v->store->lock);
+    whole = ws_source_select_comes_whole(&p->selection) && !ws_version_is_archived(v);
+    pthread_mutex_unlock(&v->store->lock);
+    if (!ws_model_learns(v->model) || !whole)
+        return 0;
+    const int rc = ws_metadata_headers(&p->selection, err);
+    if (rc == 0) {
+        ws_learned_choose(v);
+        ws_waiters_wake(v); /* those for what does not come */
+    }
+    return rc;
+}
+
 static int get_all(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
 {
     struct ws_version *v = p->version;
-    int rc = -ENOTSUP;
+    int rc;
 
     atomic_store(&p->selection.used, WS_NO_WAY);
     enter(p, WS_PULLING);
-    if (!v->store->options.own_memory && !ws_version_has_bytes(v)) {
+    rc = choose_wanted(p, err);
+    if (rc < 0)
+        return rc;
+    rc = -ENOTSUP;
+    if (!v->store->options.own_memory && !ws_version_has_bytes(v) &&
+        !ws_fill_knows_way(v)) { /* a part has bytes */
         rc = ws_import_run(&p->selection, err);
         if (rc == 0)
             snprintf(how, WS_HOW_CHARS, "ipc");
@@ -87,8 +125,7 @@ static int get_all(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *e
     return ws_content_check_headers(v, err);
 }
 
-/* A version in parts has no manifest before it is assembled, so even a look at its manifest has it assembled.
- */
+/* A version in parts has no manifest before its parts have come, so even a look at that has them pulled. */
 static bool comes_in_parts(struct ws_pull *p)
 {
     bool does;
@@ -113,23 +150,99 @@ static int assemble(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *
     return ws_content_check_headers(p->version, err);
 }
 
+/* So has one that is made here: no source has anything of it. */
+static bool is_derived(struct ws_pull *p)
+{
+    bool is;
+
+    pthread_mutex_lock(&p->version->store->lock);
+    is = ws_version_comes_derived(p->version);
+    if (is)
+        p->goal = WS_GOAL_ALL;
+    pthread_mutex_unlock(&p->version->store->lock);
+    return is;
+}
+
+static int derive(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *err)
+{
+    int rc;
+
+    enter(p, WS_PULLING);
+    rc = ws_pull_derive(&p->selection, &p->priority, how, err);
+    if (rc == 0)
+        rc = check_agreement(p->version, err);
+    if (rc < 0)
+        return rc;
+    enter(p, WS_VERIFYING);
+    return ws_content_check_headers(p->version, err);
+}
+
+/* The sources that had made it have it no more, or are away. It is made here then; where some of it has come, the name
+ * goes to a version of which nothing has. */
+static bool falls_back(struct ws_pull *p, int rc, struct ws_error *err)
+{
+    struct ws_version *v = p->version;
+    struct ws_store_events events;
+    bool falls;
+
+    if (rc == 0 || rc == -ECANCELED || atomic_load(&p->selection.stop))
+        return false;
+    ws_store_events_init(&events);
+    pthread_mutex_lock(&v->store->lock);
+    falls = (rc == -ESTALE || ws_source_is_away(rc)) && v->named && ws_derived_source(v);
+    if (falls)
+        p->goal = WS_GOAL_ALL;
+    if (falls && ws_version_has_bytes(v)) {
+        falls = false;
+        if (v != v->model->current && !v->pinned) {
+            ws_version_retire(v, &events);
+            ws_error_set(
+                err, ESTALE,
+                "%s/%lu is gone at the source that began to send it; open it again: it is made here then",
+                v->model->name, v->number);
+        }
+    }
+    pthread_mutex_unlock(&v->store->lock);
+    ws_store_events_notify(&events, v->store);
+    if (falls)
+        ws_log(WS_LOG_INFO, "store", "made here, as its source failed model=%s version=%lu why=\"%s\"",
+               v->model->name, v->number, err->text);
+    return falls;
+}
+
 /* A delta has no headers, so a look at the headers has the version made of it. */
 static bool comes_as_delta(struct ws_pull *p)
 {
     bool does;
 
     pthread_mutex_lock(&p->version->store->lock);
-    does = !ws_version_comes_whole(p->version);
+    does = !ws_source_select_comes_whole(&p->selection);
     if (does)
         p->goal = WS_GOAL_ALL;
     pthread_mutex_unlock(&p->version->store->lock);
     return does;
 }
 
+/* What describes a part. Where its sources have only a delta to it, it is described as the base is, which is pulled. */
+static int get_description(struct ws_pull *p, struct ws_error *err)
+{
+    bool whole;
+
+    pthread_mutex_lock(&p->version->store->lock);
+    whole = ws_source_select_comes_whole(&p->selection);
+    pthread_mutex_unlock(&p->version->store->lock);
+    return whole ? ws_metadata_description(&p->selection, err)
+                 : ws_delta_bases_pull(&p->selection, &p->priority, err);
+}
+
 static int pull_to_goal(struct ws_pull *p, enum ws_goal goal, char how[WS_HOW_CHARS], struct ws_error *err)
 {
     int rc = ws_metadata_manifest(&p->selection, err);
 
+    if (rc == 0 && goal == WS_GOAL_DELTAS)
+        return ws_assemble_in_place_list(&p->selection, err);
+    if (rc == 0 && goal == WS_GOAL_HEADERS && ws_model_is_hidden(p->version->model))
+        return get_description(p, err);
     if (rc == 0 && goal == WS_GOAL_HEADERS && (ws_content_has_headers(p->version) || !comes_as_delta(p)))
         rc = ws_metadata_headers(&p->selection, err);
     if (rc == 0 && goal == WS_GOAL_ALL)
@@ -147,13 +260,27 @@ static char *why_not(struct ws_pull *p)
     return strdup(text);
 }
 
+/* The version came whole, and those that had it so are gone; another source has a delta to it. */
+static bool goes_another_way(struct ws_pull *p, int rc, const struct ws_error *err)
+{
+    const struct ws_version *v = p->version;
+
+    if (rc == 0 || !atomic_exchange(&p->selection.way_is_gone, false) || atomic_load(&p->selection.stop) ||
+        p->n_changes++ == WAY_CHANGES)
+        return false;
+    ws_log(WS_LOG_INFO, "store", "the way of a pull is chosen anew model=%s version=%lu why=\"%s\"",
+           v->model->name, v->number, err->text);
+    atomic_store(&p->selection.progress_ns, ws_clock_ns());
+    return true;
+}
+
 /* Ends the pull, unless it must continue: then true. Afterwards p is freed. */
 static bool finish(struct ws_pull *p, enum ws_goal goal, int rc, const char *how, const struct ws_error *err)
 {
     struct ws_version *v = p->version;
     struct ws_store *s = v->store;
     struct ws_store_events events;
-    struct ws_waiter *chain;
+    struct ws_waiter *chain, *of_parts = NULL;
     char *why = goal == WS_GOAL_ALL && !atomic_load(&p->selection.stop) ? why_not(p) : NULL;
 
     ws_store_events_init(&events);
@@ -168,14 +295,19 @@ static bool finish(struct ws_pull *p, enum ws_goal goal, int rc, const char *how
         ws_outcome_set_strategy(v, &p->selection, why);
     if (rc == 0)
         ws_outcome_success(v, goal, how, &events);
+    else if (p->selection.turned_away)
+        ws_outcome_turned_away(v, rc, err, &events);
     else
         ws_outcome_failure(v, p->goal, rc, err, &events);
     /* Waiters for a dropped version did not cancel anything themselves. */
     chain = ws_waiters_collect(v, rc == -ECANCELED && !v->named ? -ESTALE : rc);
+    if (rc < 0)
+        of_parts = ws_node_parts_give_up(v, rc);
     ws_model_reconcile(v->model, &events);
     pthread_mutex_unlock(&s->lock);
     ws_store_events_notify(&events, s);
     ws_waiters_complete(chain);
+    ws_waiters_complete(of_parts);
     return false;
 }
 
@@ -199,10 +331,17 @@ static void *pull_main(void *arg)
         if (comes_in_parts(p)) {
             goal = WS_GOAL_ALL;
             rc = assemble(p, how, &err);
+        } else if (is_derived(p)) {
+            goal = WS_GOAL_ALL;
+            rc = derive(p, how, &err);
         } else {
             rc = pull_to_goal(p, goal, how, &err);
+            if (falls_back(p, rc, &err)) {
+                goal = WS_GOAL_ALL;
+                rc = derive(p, how, &err);
+            }
         }
-    } while (finish(p, goal, rc, how, &err));
+    } while (goes_another_way(p, rc, &err) || finish(p, goal, rc, how, &err));
     ws_outcome_log(v, goal, rc, how, &err);
     if (rc == 0 && goal == WS_GOAL_ALL)
         ws_fill_prepare_next(v);
@@ -249,10 +388,12 @@ static int start(struct ws_version *v, enum ws_goal goal, enum ws_priority prior
 /* Is everything here that the goal needs? */
 static bool has_reached(struct ws_version *v, enum ws_goal goal)
 {
+    if (goal == WS_GOAL_DELTAS)
+        return atomic_load(&v->listed_deltas);
     return ws_waiter_is_satisfied(v,
                                   goal == WS_GOAL_ALL       ? WS_FILE_ALL
                                   : goal == WS_GOAL_HEADERS ? WS_FILE_HEADERS
-                                                            : 0,
+                                                            : WS_FILE_MANIFEST,
                                   0, 0);
 }
 
@@ -264,6 +405,16 @@ static bool is_held_off(const struct ws_version *v, enum ws_priority priority)
            ws_clock_ns() - v->failed_ns < HOLD_OFF_NS;
 }
 
+static int request(struct ws_version *v, enum ws_goal goal, enum ws_priority priority);
+
+/* A part comes into the memory of the whole version, whose pull has all of them come. */
+static int request_whole(struct ws_version *part, enum ws_priority priority)
+{
+    struct ws_version *whole = ws_node_parts_whole(part);
+
+    return whole && ws_version_comes_in_parts(whole) ? request(whole, WS_GOAL_ALL, priority) : -ESTALE;
+}
+
 static int request(struct ws_version *v, enum ws_goal goal, enum ws_priority priority)
 {
     struct ws_store *s = v->store;
@@ -271,6 +422,9 @@ static int request(struct ws_version *v, enum ws_goal goal, enum ws_priority pri
 
     if (has_reached(v, goal))
         return 0;
+    const struct ws_part_view *view = ws_part_view(v);
+    if (goal == WS_GOAL_ALL && ws_model_is_hidden(v->model) && !(view && atomic_load(&view->is_ready)))
+        return request_whole(v, priority);
     if (atomic_load(&s->stop))
         return -ECANCELED;
     if (p && !atomic_load(&p->selection.stop)) {
@@ -287,7 +441,7 @@ static int request(struct ws_version *v, enum ws_goal goal, enum ws_priority pri
         return -ESTALE;
     if (is_held_off(v, priority))
         return -v->error_code;
-    if (!ws_version_is_offered(v))
+    if (!ws_version_is_offered(v) && !ws_one_copy_knows_way(v))
         return v->error_code ? -v->error_code : -ESTALE;
     return start(v, goal, priority);
 }
@@ -318,9 +472,19 @@ static uint64_t check_silence(struct ws_pull *p, uint64_t now_ns)
     return ws_source_select_check_silence(&p->selection, progress_ns(p), now_ns);
 }
 
+static uint64_t watch_parents(struct ws_pull *p, uint64_t now_ns)
+{
+    return ws_parent_watch_look(&p->selection, now_ns);
+}
+
+/* Of a version in parts: the first part that has not come; of a view: what it is made of. */
 static void describe(struct ws_pull *p, char out[WS_ERROR_TEXT / 2])
 {
-    ws_source_select_describe(&p->selection, out);
+    struct ws_version *source = ws_derived_source(p->version);
+    struct ws_pull *made_of = source && source->pull ? source->pull : p;
+    struct ws_version *w = ws_node_parts_late(made_of->version);
+
+    ws_source_select_describe(w ? &w->pull->selection : &made_of->selection, out);
 }
 
 const struct ws_puller ws_puller = {
@@ -330,5 +494,6 @@ const struct ws_puller ws_puller = {
     .wants_all = wants_all,
     .progress_ns = progress_ns,
     .check_silence = check_silence,
+    .watch_parents = watch_parents,
     .describe = describe,
 };

@@ -11,8 +11,10 @@
 struct ws_source_select {
     struct ws_version *version; /* the pull's */
     atomic_bool stop;
-    _Atomic(uint64_t) progress_ns;             /* when the last good block came */
-    _Atomic(uint64_t) came_ns;                 /* when the last byte came */
+    bool turned_away;              /* the one copy of its model is for another version; the pull's thread's */
+    atomic_bool way_is_gone;       /* bytes of files were wanted, and what is left has only a delta */
+    _Atomic(uint64_t) progress_ns; /* when the last good block came */
+    _Atomic(uint64_t) came_ns;     /* when the last byte came */
     struct ws_transport_prefs transport_prefs; /* never changes */
     atomic_int used;                           /* the strategy by which weights came last, or WS_NO_WAY */
     pthread_mutex_t lock;
@@ -23,8 +25,11 @@ struct ws_source_select {
     struct ws_source_attempt *attempts;       /* those that have a source now */
     bool gone;                                /* a source has answered that it has the version no more */
     struct ws_error last;                     /* why the last attempt failed */
+    uint64_t avoid_ns[WS_MAX_SOURCES];        /* until when a parent that failed is not asked */
+    uint64_t watched_bytes;                   /* that came by all attempts, as parent_watch.c saw */
     char why_not[WS_N_WAYS][WS_REASON_CHARS]; /* by strategy: why it failed; empty: it was not tried */
-    char part_why_not[WS_WHY_NOT_CHARS];      /* the pull's thread's: what its first part came by */
+    char part_why_not
+        [WS_WHY_NOT_CHARS]; /* the pull's thread's: what its first part came by, or why no source was asked */
 };
 
 /* It does not move in memory while it has a source. */
@@ -36,13 +41,23 @@ struct ws_source_attempt {
     unsigned turn;
     uint64_t since_ns; /* when it began */
     uint64_t share_ns; /* its share of the deadline: the source may be silent for so long; 0: no limit */
+    bool has_other;    /* another source answers */
+    uint64_t lost_ns;  /* when its parent was lost, and no other has been asked since; 0: it was not */
     bool silent;       /* the source was silent for longer */
     unsigned failures; /* in a row */
+    /* of parent_watch.c; guarded by selection->lock */
+    uint64_t seen, moved_ns;                       /* what it saw last, and when that changed */
+    uint64_t own_bytes, window_ns, window_watched; /* of its window: bytes, its begin, watched_bytes then */
+    unsigned slow_windows;                         /* those before it, in a row, in which it was slow */
     /* set by the caller */
+    const _Atomic(uint64_t) *came;         /* bytes as they come; may be set to 0 again; NULL: not counted */
+    unsigned stripe;                       /* of what is fetched: which parents are asked (store/parents.h) */
     uint64_t skip;                         /* by index: sources that it does not want */
     bool needs_whole;                      /* bytes of files are fetched: no source that has only a delta */
     bool any_strategy;                     /* no weights are fetched, so sources by all strategies will do */
+    bool by_ucx;                           /* bytes come by the ucx beside the source */
     bool optional;                         /* the pull continues without it if the source is silent */
+    bool not_parents;                      /* parents are asked only where no other source answers */
     const struct ws_transport_prefs *only; /* sources by these; NULL: by the pull's */
 };
 
@@ -50,10 +65,15 @@ void ws_source_select_init(struct ws_source_select *sel, struct ws_version *v); 
 void ws_source_select_release(struct ws_source_select *sel);
 /* Begins an attempt: sources are tried in the order of their strategies, then of adding, those that answer
  * first. When none is left: -ESTALE, -ECANCELED, or the last one's error. -EHOSTUNREACH: the list has no
- * strategy by which a source serves; -EBADMSG: the sources disagree on the version's digest. */
+ * strategy by which a source serves; -EBADMSG: the sources disagree on the version's digest; -ENODATA: the attempt
+ * needs_whole, and no source that is up has more than a delta (way_is_gone). */
 WS_MUST_USE int ws_source_select_next(struct ws_source_select *sel, struct ws_source_attempt *attempt,
                                       struct ws_error *err);
-/* An attempt ends in one of three ways. */
+/* As ws_version_comes_whole, for this pull, which some sources may have refused. With store->lock. */
+bool ws_source_select_comes_whole(struct ws_source_select *sel);
+/* Would another source be used for the stripe by now? An attempt that has a source. */
+bool ws_source_select_has_moved(struct ws_source_select *sel, const struct ws_source_attempt *attempt);
+/* An attempt ends in one of four ways. */
 void ws_source_select_end(struct ws_source_attempt *attempt); /* done, or it has no source */
 /* It failed with rc and err. 0: begin the next one, the pause before it is over; else rc is final. */
 WS_MUST_USE int ws_source_select_failed(struct ws_source_select *sel, struct ws_source_attempt *attempt,
@@ -61,6 +81,8 @@ WS_MUST_USE int ws_source_select_failed(struct ws_source_select *sel, struct ws_
 /* The source sent other bytes than the manifest's, or is much slower than another. The next attempt is at
  * another source if there is one. */
 void ws_source_select_distrust(struct ws_source_select *sel, struct ws_source_attempt *attempt);
+/* The source has not got it yet, or did not answer. The next attempt is at another source if there is one. */
+void ws_source_select_defer(struct ws_source_select *sel, struct ws_source_attempt *attempt);
 /* Calls use at one source after the other until it succeeds or the selection gives up. use returns 0, or 1
  * for "not at this source, and no other is to be asked", which is returned; or its error. */
 typedef int ws_source_use(void *arg, struct ws_source_attempt *attempt, struct ws_error *err);

@@ -8,9 +8,19 @@
  * moved several extents gives its extent back and goes on at another source; once nothing else is missing,
  * sooner. Only bytes are compared, which means the same on every link, also with a long round trip.
  *
- * Towards the end extents get shorter, so that the lanes finish together. */
+ * Towards the end extents get shorter, so that the lanes finish together.
+ *
+ * Where mounts feed each other (fs/store/parents.h) the blocks are dealt out to stripes, the same ones at every mount:
+ * one after the other, or in large versions by extents. A block decides which source it is asked of: a lane begins
+ * with a stripe of its own, and helps with others once nothing of it is missing, at their parents. Such lanes wait for
+ * blocks that their parents wait for, so they are not compared here but by parent_watch.h. */
 #include "fs/pull/transfer.h"
+#include "fs/pull/block_table.h"
+#include "fs/pull/undo.h"
 #include "fs/store/content.h"
+#include "fs/store/growing.h"
+#include "fs/store/parents.h"
+#include "fs/store/part_view.h"
 #include "fs/store/waiters.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
@@ -20,53 +30,43 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EXTENT_BLOCKS 4
-#define NAP_MS        20 /* of a lane that lets a more urgent pull go first */
-#define IDLE_MS       500
-#define SLOWER        8 /* times slower than others: it gives its extent back */
-#define SLACK         (EXTENT_BLOCKS * WS_BLOCK_BYTES) /* bytes that a lane may be behind at first */
-#define LAST_SLACK    (256UL << 10)                    /* ... once nothing else is missing */
-
-enum block_state { MISSING, TAKEN, HERE };
-
-struct block {
-    unsigned char state, tries;
-};
-
-/* Where the search for the next missing block continues. */
-struct cursor {
-    enum { SIDECARS, HEADERS, REST, END } phase;
-    size_t file, block;
-};
+#define NAP_MS       20 /* of a lane that lets a more urgent pull go first */
+#define IDLE_MS      500
+#define UCX_PAUSE_MS 30000 /* of ucx that has failed */
+#define SLOWER       8     /* times slower than others: it gives its extent back */
+#define SLACK        (WS_EXTENT_BLOCKS * WS_BLOCK_BYTES) /* bytes that a lane may be behind at first */
+#define LAST_SLACK   (256UL << 10)                       /* ... once nothing else is missing */
 
 struct transfer {
     struct ws_source_select *selection;
     struct ws_version *version;
     const struct ws_manifest *manifest;
     const atomic_int *priority;
-    unsigned n_lanes;
     struct lane *lanes;
+    struct ws_block_table table;
+    bool aside; /* blocks are made aside: the memory was another version's (undo.h) */
+    struct ws_undo *undo;
     /* guarded by selection->lock */
-    struct block **blocks; /* by file */
-    size_t n_missing, n_left;
     uint64_t moved[WS_MAX_SOURCES]; /* by source: bytes of extents that are over */
-    struct cursor next;
-    int rc; /* why it ends; 0: it continues, or is complete */
+    int rc;                         /* why it ends; 0: it continues, or is complete */
     struct ws_error err;
     const char *transport;
 };
 
-struct extent {
-    size_t file, first, n;
-};
-
 struct lane {
     struct transfer *t;
+    /* Of a part, or of what is made aside; NULL: blocks come into regions. A part's block is scattered out of it, where it
+     * was not stored as it came. */
+    unsigned char *buffer;
+    unsigned char *scratch;   /* of a part that is made aside */
+    bool stored;              /* the block is stored as it comes */
+    bool misfits;             /* it is not what the map was made of */
+    struct ws_sums_seam seam; /* of what was stored last */
     struct ws_source_attempt attempt;
     struct ws_lane *lane;
-    struct extent extent;
-    bool doubtful;          /* a block of the extent was wrong */
-    _Atomic(uint64_t) came; /* bytes of the extent */
+    struct ws_extent extent; /* the last one's stripe is where the next is looked for first */
+    bool doubtful;           /* a block of the extent was wrong */
+    _Atomic(uint64_t) came;  /* bytes of the extent */
     /* guarded by selection->lock */
     bool has_source, fetches;
     unsigned source;
@@ -74,69 +74,13 @@ struct lane {
     pthread_t thread;
 };
 
-/* --- the table of blocks; with selection->lock --- */
+/* --- the end; with selection->lock --- */
 
 static void end_with(struct transfer *t, int rc, const struct ws_error *err)
 {
     if (t->rc == 0) {
         t->rc = rc;
         t->err = *err;
-    }
-    pthread_cond_broadcast(&t->selection->changed);
-}
-
-/* Claims missing blocks from the first one in [first, end); none once the transfer ends. */
-static bool claim(struct transfer *t, size_t file, size_t first, size_t end, struct extent *extent)
-{
-    struct block *b = t->blocks[file];
-    size_t most = (t->n_missing + 2 * t->n_lanes - 1) / (2 * t->n_lanes);
-
-    if (most > EXTENT_BLOCKS)
-        most = EXTENT_BLOCKS;
-    while (first < end && b[first].state != MISSING)
-        first++;
-    if (first >= end || t->rc < 0 || atomic_load(&t->selection->stop))
-        return false;
-    *extent = (struct extent){.file = file, .first = first};
-    while (extent->n < most && first + extent->n < end && b[first + extent->n].state == MISSING)
-        b[first + extent->n++].state = TAKEN;
-    t->n_missing -= extent->n;
-    return true;
-}
-
-/* Blocks of a file that belong to the phase: [0, end). */
-static size_t phase_end(const struct transfer *t, const struct cursor *at)
-{
-    const struct ws_manifest_file *f = &t->manifest->files[at->file];
-
-    if (at->phase == SIDECARS)
-        return f->header_bytes ? 0 : f->n_blocks;
-    return at->phase == HEADERS ? ws_content_header_blocks(f) : f->n_blocks;
-}
-
-static bool claim_next(struct transfer *t, struct extent *extent)
-{
-    struct cursor *at = &t->next;
-
-    for (; at->phase != END; at->phase++, at->file = 0) {
-        for (; at->file < t->manifest->n_files; at->file++, at->block = 0) {
-            if (claim(t, at->file, at->block, phase_end(t, at), extent)) {
-                at->block = extent->first + extent->n;
-                return true;
-            }
-        }
-    }
-    return false;
-}
-
-static void give_back(struct transfer *t, const struct extent *extent)
-{
-    for (size_t b = extent->first; b < extent->first + extent->n; b++) {
-        if (t->blocks[extent->file][b].state == TAKEN) {
-            t->blocks[extent->file][b].state = MISSING;
-            t->n_missing++;
-            t->next = (struct cursor){0};
-        }
     }
     pthread_cond_broadcast(&t->selection->changed);
 }
@@ -149,7 +93,7 @@ static uint64_t moved_by_others(const struct transfer *t, unsigned source)
 
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
         bytes += i == source ? 0 : t->moved[i];
-    for (unsigned i = 0; i < t->n_lanes; i++)
+    for (unsigned i = 0; i < t->table.n_lanes; i++)
         if (t->lanes[i].fetches && t->lanes[i].source != source)
             bytes += atomic_load(&t->lanes[i].came);
     return bytes;
@@ -183,70 +127,40 @@ static void make_leave(struct lane *l)
 /* Has lanes that are much slower than those at other sources give their extents back. */
 static void compare(struct transfer *t)
 {
-    for (unsigned i = 0; i < t->n_lanes; i++) {
+    for (unsigned i = 0; i < t->table.n_lanes; i++) {
         struct lane *l = &t->lanes[i];
         unsigned n = 0;
-        if (!l->fetches)
+        if (!l->fetches || t->table.n_stripes > 1)
             continue;
-        for (unsigned k = 0; k < t->n_lanes; k++)
+        for (unsigned k = 0; k < t->table.n_lanes; k++)
             n += t->lanes[k].has_source && t->lanes[k].source != l->source;
         if (n == 0)
             continue;
-        const uint64_t slack = t->n_missing > 0 ? SLACK : LAST_SLACK,
+        const uint64_t slack = t->table.n_missing > 0 ? SLACK : LAST_SLACK,
                        others = (moved_by_others(t, l->source) - l->others) / n;
         if (others > SLOWER * (atomic_load(&l->came) + slack))
             make_leave(l);
     }
 }
 
-static int make_table(struct transfer *t)
-{
-    const struct ws_manifest *m = t->manifest;
-
-    t->blocks = calloc(m->n_files ? m->n_files : 1, sizeof(*t->blocks));
-    for (size_t i = 0; t->blocks && i < m->n_files; i++) {
-        size_t n = m->files[i].n_blocks;
-        t->blocks[i] = calloc(n ? n : 1, sizeof(**t->blocks));
-        if (!t->blocks[i])
-            return -ENOMEM;
-        for (size_t b = 0; b < n; b++) {
-            bool here = ws_content_has(t->version, i, b, 1);
-            t->blocks[i][b].state = here ? HERE : MISSING;
-            t->n_missing += !here;
-        }
-    }
-    t->n_left = t->n_missing;
-    return t->blocks ? 0 : -ENOMEM;
-}
-
-static void free_table(struct transfer *t)
-{
-    for (size_t i = 0; t->blocks && i < t->manifest->n_files; i++)
-        free(t->blocks[i]);
-    free(t->blocks);
-}
-
 /* --- the next extent --- */
 
-/* The first extent that a waiter waits for. The list of waiters is read anew each time, so blocks that are no
- * longer awaited do not go first. */
-static bool claim_awaited(struct transfer *t, struct extent *extent)
+/* Of the lane's own stripe: other lanes leave theirs to none of the mounts below, which ask for one stripe only. Where
+ * there are fewer lanes than stripes, of any. The list of waiters is read anew each time, so blocks that are no longer
+ * awaited do not go first. */
+static bool claim_awaited(struct transfer *t, struct ws_extent *extent)
 {
-    struct ws_version *v = t->version;
+    struct ws_version *v = t->version, *whole = ws_part_view(v) ? ws_part_view(v)->whole : NULL;
+    const unsigned own = extent->stripe, n = t->table.n_lanes < t->table.n_stripes ? t->table.n_stripes : 1;
     bool found = false;
 
-    if (atomic_load(&v->n_waiters) == 0)
+    if (atomic_load(&v->n_waiters) == 0 && (!whole || atomic_load(&whole->n_waiters) == 0))
         return false;
     pthread_mutex_lock(&v->store->lock);
     pthread_mutex_lock(&t->selection->lock);
-    for (const struct ws_waiter *w = v->waiters; w && !found; w = w->next) {
-        size_t file = w->file;
-        if (file >= t->manifest->n_files || w->n == 0)
-            continue;
-        size_t n_blocks = t->manifest->files[file].n_blocks;
-        if (w->first < n_blocks)
-            found = claim(t, file, w->first, w->n < n_blocks - w->first ? w->first + w->n : n_blocks, extent);
-    }
+    const bool goes_on = t->rc == 0 && !atomic_load(&t->selection->stop);
+    for (unsigned k = 0; goes_on && k < n && !found; k++)
+        found = ws_block_table_claim_awaited(&t->table, (own + k) % t->table.n_stripes, extent);
     pthread_mutex_unlock(&t->selection->lock);
     pthread_mutex_unlock(&v->store->lock);
     return found;
@@ -275,8 +189,8 @@ static bool next_extent(struct lane *l)
         pthread_mutex_lock(&sel->lock);
         compare(t);
         bool outranked = is_outranked(t);
-        goes_on = t->rc == 0 && t->n_left > 0 && !atomic_load(&sel->stop);
-        found = goes_on && !outranked && claim_next(t, &l->extent);
+        goes_on = t->rc == 0 && t->table.n_left > 0 && !atomic_load(&sel->stop);
+        found = goes_on && !outranked && ws_block_table_claim_next(&t->table, &l->extent);
         if (goes_on && !found) {
             until = ws_clock_ns() + (outranked ? NAP_MS : IDLE_MS) * WS_MS_NS;
             (void)ws_cond_wait_until(&sel->changed, &sel->lock, until);
@@ -290,6 +204,67 @@ static bool next_extent(struct lane *l)
 
 /* --- one extent --- */
 
+/* The map of the version before was used, and this part is described otherwise. */
+static int describes_another(const struct lane *l, struct ws_error *err)
+{
+    const struct ws_version *v = l->t->version;
+
+    atomic_store(&ws_part_view(v)->parts->is_wrong, true);
+    return ws_error_set(err, ESTALE, "%s/%lu is laid out otherwise than the version before; try again",
+                        v->model->name, v->number);
+}
+
+static void block_begins(struct lane *l)
+{
+    l->stored = l->misfits = false;
+    l->seam.of = NULL;
+}
+
+/* Is a block that has come the right one? What is in the buffer is stored now. -EBADMSG: it is not; any other error ends
+ * the transfer. */
+static int check_block(struct lane *l, size_t block, uint64_t hash, struct ws_error *err)
+{
+    struct ws_version *v = l->t->version;
+    const size_t file = l->extent.file, len = ws_manifest_block_bytes(&l->t->manifest->files[file], block);
+
+    if (hash != l->t->manifest->files[file].hashes[block])
+        return -EBADMSG;
+    if (l->stored && l->misfits)
+        return describes_another(l, err);
+    if (ws_version_must_be_signed(v)) {
+        const unsigned char *bytes =
+            l->buffer && !l->stored ? l->buffer : ws_content_block(v, file, block, l->buffer);
+        if (!ws_content_is_as_signed(v, file, block, bytes))
+            return -EBADMSG;
+    }
+    if (l->t->aside) {
+        const int rc = ws_undo_write(l->t->undo, v, (unsigned)(l - l->t->lanes), file, block, l->buffer,
+                                     l->scratch, err);
+        return rc == -ESTALE && ws_part_view(v) ? describes_another(l, err) : rc;
+    }
+    return !l->buffer || l->stored || ws_part_view_write(v, file, block * WS_BLOCK_BYTES, len, l->buffer)
+               ? 0
+               : describes_another(l, err);
+}
+
+/* Pieces of a block of a part. Called by the transport on the lane's thread. */
+static void on_piece(void *arg, struct ws_hasher *h, uint64_t at, const unsigned char *bytes, size_t n)
+{
+    struct lane *l = arg;
+
+    l->stored = true;
+    if (!ws_part_view_store(l->t->version, l->extent.file, at, n, bytes, h, &l->seam))
+        l->misfits = true;
+}
+
+/* Bytes of a block have come. Called by the transport on the lane's thread. */
+static void on_growth(void *arg, size_t block, uint64_t n)
+{
+    struct lane *l = arg;
+
+    ws_growing_store(l->t->version, (unsigned)(l - l->t->lanes), l->extent.file, block, n);
+}
+
 /* A block was stored and hashed. Called by the transport on the lane's thread. */
 static int on_block(void *arg, size_t block, uint64_t hash)
 {
@@ -297,23 +272,31 @@ static int on_block(void *arg, size_t block, uint64_t hash)
     struct transfer *t = l->t;
     struct ws_version *v = t->version;
     const struct ws_manifest_file *f = &t->manifest->files[l->extent.file];
-    struct block *b = &t->blocks[l->extent.file][block];
-    const unsigned char *bytes =
-        (unsigned char *)ws_region_data(ws_content_region(v, l->extent.file)) + block * WS_BLOCK_BYTES;
-    bool good = hash == f->hashes[block] && ws_content_is_as_signed(v, l->extent.file, block, bytes);
+    struct ws_block *b = &t->table.blocks[l->extent.file][block];
     uint64_t len = ws_manifest_block_bytes(f, block);
     struct ws_error err;
-    int rc;
 
+    if (l->stored)
+        ws_copy_order();
+    int rc = check_block(l, block, hash, &err);
+    const bool good = rc == 0;
+
+    block_begins(l);
+    if (rc < 0 && rc != -EBADMSG) {
+        pthread_mutex_lock(&t->selection->lock);
+        end_with(t, rc, &err);
+        pthread_mutex_unlock(&t->selection->lock);
+        return -ECANCELED;
+    }
     assert(block >= l->extent.first && block < l->extent.first + l->extent.n);
     atomic_fetch_add(&v->moved_bytes, len);
     atomic_fetch_add(&v->store->moved_bytes, len);
     pthread_mutex_lock(&t->selection->lock);
-    assert(b->state == TAKEN);
+    assert(b->state == WS_BLOCK_TAKEN);
     if (good) {
         ws_content_arrived(v, l->extent.file, block);
-        b->state = HERE;
-        if (--t->n_left == 0)
+        b->state = WS_BLOCK_HERE;
+        if (--t->table.n_left == 0)
             pthread_cond_broadcast(&t->selection->changed);
     } else if (++b->tries >= WS_BLOCK_TRIES) {
         ws_error_set(&err, EBADMSG,
@@ -325,8 +308,11 @@ static int on_block(void *arg, size_t block, uint64_t hash)
     }
     rc = t->rc;
     pthread_mutex_unlock(&t->selection->lock);
+    ws_growing_end(v, (unsigned)(l - t->lanes));
     if (good) {
         ws_source_select_progress(t->selection, &l->attempt);
+        if (ws_part_view(v))
+            ws_part_view_arrived(v, l->extent.file, block);
         ws_waiters_wake(v);
     } else {
         l->doubtful = true;
@@ -342,6 +328,33 @@ static void close_lane(struct lane *l)
     l->lane = NULL;
 }
 
+/* By the ucx beside the source, where the list has it before the source's own strategy. */
+static int open_lane(struct lane *l, struct ws_error *err)
+{
+    const struct ws_transport_prefs *list = &l->t->selection->transport_prefs;
+    struct ws_poller *p = l->attempt.poller;
+    const int ucx = ws_transport_prefs_rank(list, WS_WAY_UCX);
+
+    l->attempt.by_ucx = p->ucx && ucx >= 0 && ucx < ws_transport_prefs_rank(list, p->strategy) &&
+                        ws_clock_ns() >= atomic_load(&p->ucx_from_ns);
+    return ws_lane_open(l->attempt.by_ucx ? p->ucx : p->source, &l->lane, err);
+}
+
+/* It came by ucx, and it failed, or bytes were wrong: the source itself is asked, for some time. */
+static void leave_ucx(struct lane *l, const char *why)
+{
+    struct ws_poller *p = l->attempt.poller;
+    struct ws_source_select *sel = l->t->selection;
+
+    if (atomic_exchange(&p->ucx_from_ns, ws_clock_ns() + UCX_PAUSE_MS * WS_MS_NS) < ws_clock_ns())
+        ws_log(WS_LOG_WARN, "store", "by tcp, since ucx failed model=%s version=%lu source=%s error=\"%s\"",
+               l->t->version->model->name, l->t->version->number, p->source->url, why);
+    ws_source_select_record_reason(sel, WS_WAY_UCX, why);
+    close_lane(l);
+    ws_source_select_end(&l->attempt);
+    l->attempt.by_ucx = false;
+}
+
 /* Fetches the lane's extent. 0; a failure of the source, if the attempt has one; else a final error. */
 static int fetch_extent(struct lane *l, struct ws_error *err)
 {
@@ -349,10 +362,18 @@ static int fetch_extent(struct lane *l, struct ws_error *err)
     atomic_uint *moving;
     int rc = 0;
 
+    if (l->lane &&
+        (l->attempt.stripe != l->extent.stripe || ws_source_select_has_moved(t->selection, &l->attempt))) {
+        close_lane(l);
+        ws_source_select_end(&l->attempt);
+    }
+    l->attempt.stripe = l->extent.stripe;
+    block_begins(l);
     if (!l->lane) {
+        l->attempt.by_ucx = false; /* of the source before, which there may be no other after */
         rc = ws_source_select_next(t->selection, &l->attempt, err);
         if (rc == 0)
-            rc = ws_lane_open(l->attempt.poller->source, &l->lane, err);
+            rc = open_lane(l, err);
     }
     if (rc < 0)
         return rc;
@@ -361,7 +382,10 @@ static int fetch_extent(struct lane *l, struct ws_error *err)
         .file = l->extent.file,
         .first = l->extent.first,
         .n = l->extent.n,
-        .dst = ws_region_data(ws_content_region(t->version, l->extent.file)),
+        .dst = l->buffer ? l->buffer : ws_region_data(ws_content_region(t->version, l->extent.file)),
+        .one_block = l->buffer != NULL,
+        .store = ws_part_view(t->version) && !t->aside ? on_piece : NULL,
+        .grows = l->buffer ? NULL : on_growth,
         .block = on_block,
         .arg = l,
         .cancel = &l->attempt.leave,
@@ -374,6 +398,7 @@ static int fetch_extent(struct lane *l, struct ws_error *err)
     moving = &t->version->store->n_moving[atomic_load(t->priority)];
     atomic_fetch_add(moving, 1);
     rc = ws_lane_fetch(l->lane, &fetch, err);
+    ws_growing_end(t->version, (unsigned)(l - t->lanes));
     atomic_fetch_sub(moving, 1);
     return rc;
 }
@@ -389,11 +414,17 @@ static void *lane_main(void *arg)
         int rc = fetch_extent(l, &err);
         pthread_mutex_lock(&t->selection->lock);
         extent_ends(l);
-        give_back(t, &l->extent);
+        ws_block_table_give_back(&t->table, &l->extent);
+        pthread_cond_broadcast(&t->selection->changed);
         if (rc == 0)
-            t->transport = ws_source_transport(l->attempt.poller->source);
+            t->transport = ws_source_transport(l->lane->source);
         bool over = t->rc != 0;
         pthread_mutex_unlock(&t->selection->lock);
+        if (l->attempt.by_ucx && !over && !atomic_load(&l->attempt.leave) && (rc < 0 || l->doubtful)) {
+            leave_ucx(l, rc < 0 ? err.text : "it brought bytes that are not the manifest's");
+            l->doubtful = false;
+            continue;
+        }
         if (rc == 0 && l->doubtful && !over) {
             close_lane(l);
             ws_source_select_distrust(t->selection, &l->attempt);
@@ -424,9 +455,17 @@ static int run_lanes(struct transfer *t, struct ws_error *err)
 
     memset(lanes, 0, sizeof(lanes));
     t->lanes = lanes;
-    for (unsigned i = 0; i < t->n_lanes; i++)
-        lanes[i] = (struct lane){.t = t, .attempt.needs_whole = true};
-    while (started < t->n_lanes) {
+    for (unsigned i = 0; i < t->table.n_lanes; i++)
+        lanes[i] = (struct lane){.t = t,
+                                 .extent.stripe = i % t->table.n_stripes,
+                                 .attempt = {.needs_whole = true, .came = &lanes[i].came}};
+    while (started < t->table.n_lanes) {
+        const bool is_part = ws_part_view(t->version);
+        if (((is_part || t->aside) && !(lanes[started].buffer = malloc(WS_BLOCK_BYTES))) ||
+            (is_part && t->aside && !(lanes[started].scratch = malloc(WS_BLOCK_BYTES)))) {
+            rc = -ENOMEM;
+            break;
+        }
         rc = ws_thread_start(&lanes[started].thread, lane_main, &lanes[started]);
         if (rc < 0)
             break;
@@ -434,6 +473,10 @@ static int run_lanes(struct transfer *t, struct ws_error *err)
     }
     for (unsigned i = 0; i < started; i++)
         pthread_join(lanes[i].thread, NULL);
+    for (unsigned i = 0; i < t->table.n_lanes; i++) {
+        free(lanes[i].buffer);
+        free(lanes[i].scratch);
+    }
     t->lanes = NULL;
     if (started == 0)
         return ws_error_set(err, -rc, "cannot start a thread for a transfer: %s", strerror(-rc));
@@ -450,20 +493,25 @@ int ws_transfer_run(struct ws_source_select *sel, const atomic_int *priority, co
         .manifest = atomic_load(&v->manifest),
         .priority = priority,
         .transport = "",
+        .aside = ws_undo_is_needed(v),
     };
-    int rc = make_table(&t);
+    int rc = ws_block_table_init(&t.table, v);
+    if (!ws_part_view(v) && !t.aside)
+        ws_growing_new(v);
     const uint64_t began = ws_clock_ns(), before = atomic_load(&v->moved_bytes);
 
     if (rc < 0) {
         rc = ws_error_set(err, ENOMEM, "out of memory for the blocks of %s/%lu", v->model->name, v->number);
-    } else if (t.n_left > 0) {
+    } else if (t.table.n_left > 0) {
         unsigned streams = v->store->options.streams;
-        t.n_lanes = t.n_left < streams ? (unsigned)t.n_left : streams;
+        t.table.n_lanes = t.table.n_left < streams ? (unsigned)t.table.n_left : streams;
+        t.undo = ws_undo_open(sel, t.table.n_lanes);
         rc = run_lanes(&t, err);
+        ws_undo_close(t.undo);
         ws_speeds_record(&v->store->speeds, &v->store->speeds.link, atomic_load(&v->moved_bytes) - before,
                          (double)(ws_clock_ns() - began) / 1e9);
     }
-    if (rc == 0 && t.n_left > 0) {
+    if (rc == 0 && t.table.n_left > 0) {
         rc = t.rc ? t.rc : -ECANCELED;
         if (t.rc && err)
             *err = t.err;
@@ -471,6 +519,6 @@ int ws_transfer_run(struct ws_source_select *sel, const atomic_int *priority, co
             ws_source_select_canceled(sel, err);
     }
     *transport = t.transport;
-    free_table(&t);
+    ws_block_table_release(&t.table);
     return rc;
 }

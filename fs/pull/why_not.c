@@ -62,6 +62,17 @@ static void explain_sources(const struct ws_version *v, int id, char why[WS_REAS
         snprintf(why, WS_REASON_CHARS, "its source was not up yet, or did not have the delta that came");
 }
 
+static bool has_sources(struct ws_store *s, int id)
+{
+    bool has = false;
+
+    pthread_mutex_lock(&s->lock);
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
+        has = has || (s->pollers[i] && s->pollers[i]->strategy == id);
+    pthread_mutex_unlock(&s->lock);
+    return has;
+}
+
 static void explain(struct ws_source_select *sel, int id, char why[WS_REASON_CHARS])
 {
     struct ws_store *s = sel->version->store;
@@ -74,6 +85,14 @@ static void explain(struct ws_source_select *sel, int id, char why[WS_REASON_CHA
         return;
     if (ws_ways[id].handles) {
         explain_devices(sel, id, why);
+    } else if (id == WS_WAY_UCX && !has_sources(s, id)) {
+        if (!s->options.ucx)
+            snprintf(why, WS_REASON_CHARS, "the mount has no option ucx");
+        else
+            snprintf(why, WS_REASON_CHARS, "%s",
+                     ws_way_available(&ws_ways[id], &err) < 0
+                         ? err.text
+                         : "what came was a delta, or no http:// source's");
     } else if (id == WS_WAY_BROADCAST) {
         snprintf(why, WS_REASON_CHARS, "%s",
                  ws_broadcast_available(&err) < 0 ? err.text : "what came was a delta");

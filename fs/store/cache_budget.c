@@ -64,13 +64,26 @@ static const char *why_kept(const struct ws_version *v)
                                            : "among the newest";
 }
 
+/* Would it fit if the one that its model has now gave way? */
+static bool holds_one(const struct ws_version *v, uint64_t bytes, uint64_t limit)
+{
+    bool has = false;
+
+    for (const struct ws_version *w = v->model->versions; w; w = w->next)
+        has = has || (w != v && w->own_bytes > 0);
+    return has && bytes <= limit && !ws_model_is_hidden(v->model);
+}
+
 /* Names the versions that hold the memory, and what would free it. With s->lock. */
 static int cache_is_full(struct ws_version *v, uint64_t bytes, uint64_t limit, struct ws_error *err)
 {
     struct ws_store *s = v->store;
     char held[WS_ERROR_TEXT / 2] = "", need[WS_NUMBER_CHARS], cache[WS_NUMBER_CHARS], size[WS_NUMBER_CHARS];
     const struct ws_version *drop = NULL;
-    size_t used = 0;
+    const char *one = s->options.copies == WS_COPIES_TWO && v->own_bytes == 0 && holds_one(v, bytes, limit)
+                          ? ", or with copies=1, which keeps one version in memory and patches it to the next"
+                          : "";
+    size_t used = 0, way_back = 0;
 
     for (struct ws_model *m = s->models; m; m = m->next) {
         for (struct ws_version *w = m->versions; w; w = w->next) {
@@ -85,6 +98,14 @@ static int cache_is_full(struct ws_version *v, uint64_t bytes, uint64_t limit, s
             used += n > 0 && (size_t)n < sizeof(held) - used ? (size_t)n : 0;
         }
     }
+    for (const struct ws_model *m = s->models; m; m = m->next)
+        way_back += m->way_back_bytes;
+    if (way_back) {
+        ws_number_size_text(way_back, size);
+        const int n =
+            snprintf(held + used, sizeof(held) - used, "%s%s to go back by", used ? ", " : "", size);
+        used += n > 0 && (size_t)n < sizeof(held) - used ? (size_t)n : 0;
+    }
     if (s->waiting_bytes) {
         ws_number_size_text(s->waiting_bytes, size);
         snprintf(held + used, sizeof(held) - used, "%s%s dropped but still being read", used ? ", " : "",
@@ -95,10 +116,11 @@ static int cache_is_full(struct ws_version *v, uint64_t bytes, uint64_t limit, s
     if (drop)
         return ws_error_set(err, ENOSPC,
                             "%s/%lu needs %s and the cache of %s is full: %s; make room with "
-                            "echo \"drop %lu\" > /wsync/%s/ctl, or mount with a larger cache=",
-                            v->model->name, v->number, need, cache, held, drop->number, drop->model->name);
-    return ws_error_set(err, ENOSPC, "%s/%lu needs %s and the cache has %s%s%s; mount with a larger cache=",
-                        v->model->name, v->number, need, cache, held[0] ? ": " : "", held);
+                            "echo \"drop %lu\" > /wsync/%s/ctl, or mount with a larger cache=%s",
+                            v->model->name, v->number, need, cache, held, drop->number, drop->model->name,
+                            one);
+    return ws_error_set(err, ENOSPC, "%s/%lu needs %s and the cache has %s%s%s; mount with a larger cache=%s",
+                        v->model->name, v->number, need, cache, held[0] ? ": " : "", held, one);
 }
 
 uint64_t ws_cache_budget_default(uint64_t available)

@@ -2,7 +2,11 @@
  * The first thread that needs a header parses it, under the version's own lock: a header of 100,000 tensors
  * takes a tenth of a second, too long to hold store->lock. */
 #include "fs/store/content.h"
+#include "fs/store/node_parts.h"
 #include "fs/store/offers.h"
+#include "fs/store/part_description.h"
+#include "fs/store/part_view.h"
+#include "fs/store/wants.h"
 #include "transports/sign/tree.h"
 #include <assert.h>
 #include <errno.h>
@@ -11,23 +15,11 @@
 
 #define BITS 64
 
-int ws_content_set_manifest(struct ws_version *v, struct ws_manifest *m, struct ws_error *err)
+/* Makes the table of what is here, by file. m is freed on failure. */
+static int make_files(struct ws_version *v, struct ws_manifest *m, struct ws_error *err)
 {
-    struct ws_file_state *files;
+    struct ws_file_state *files = calloc(m->n_files ? m->n_files : 1, sizeof(*files));
 
-    if (atomic_load(&v->manifest)) {
-        ws_manifest_free(m);
-        return 0;
-    }
-    if (v->digest[0] && strcmp(v->digest, m->digest) != 0) {
-        int rc = ws_error_set(err, EBADMSG,
-                              "the manifest of %s/%lu has the digest %s, but its source lists it with "
-                              "%s: %s",
-                              v->model->name, v->number, m->digest, v->digest, ws_offers_advice(v));
-        ws_manifest_free(m);
-        return rc;
-    }
-    files = calloc(m->n_files ? m->n_files : 1, sizeof(*files));
     for (size_t i = 0; files && i < m->n_files; i++) {
         size_t words = (m->files[i].n_blocks + BITS - 1) / BITS;
         files[i].here = calloc(words ? words : 1, sizeof(*files[i].here));
@@ -44,8 +36,69 @@ int ws_content_set_manifest(struct ws_version *v, struct ws_manifest *m, struct 
                             v->number);
     }
     v->files = files;
+    return 0;
+}
+
+int ws_content_set_manifest(struct ws_version *v, struct ws_manifest *m, struct ws_error *err)
+{
+    int rc;
+
+    if (atomic_load(&v->manifest)) {
+        ws_manifest_free(m);
+        return 0;
+    }
+    if (v->digest[0] && strcmp(v->digest, m->digest) != 0) {
+        rc = ws_error_set(err, EBADMSG,
+                          "the manifest of %s/%lu has the digest %s, but its source lists it with "
+                          "%s: %s",
+                          v->model->name, v->number, m->digest, v->digest, ws_offers_advice(v));
+        ws_manifest_free(m);
+        return rc;
+    }
+    rc = make_files(v, m, err);
+    if (rc < 0)
+        return rc;
     memcpy(v->digest, m->digest, sizeof(v->digest));
     atomic_store_explicit(&v->manifest, m, memory_order_release);
+    return 0;
+}
+
+int ws_content_set_unsealed(struct ws_version *v, struct ws_manifest *m, struct ws_error *err)
+{
+    int rc;
+
+    assert(!atomic_load(&v->manifest));
+    rc = make_files(v, m, err);
+    if (rc < 0)
+        return rc;
+    atomic_store(&v->unsealed, true);
+    atomic_store_explicit(&v->manifest, m, memory_order_release);
+    return 0;
+}
+
+int ws_content_seal(struct ws_version *v, struct ws_error *err)
+{
+    struct ws_manifest *m = atomic_load(&v->manifest);
+
+    assert(ws_content_bytes(v) ==
+           m->total_bytes); /* a map covers each file, and its own bytes were compared */
+    if (!atomic_load(&v->unsealed))
+        return !atomic_load(&v->parts->differs)
+                   ? 0
+                   : ws_error_set(
+                         err, EBADMSG,
+                         "the parts of %s/%lu make other bytes than they did before: two trainers may "
+                         "publish under one run id",
+                         v->model->name, v->number);
+    ws_manifest_seal(m);
+    if (v->digest[0] && strcmp(m->digest, v->digest) != 0)
+        return ws_error_set(
+            err, EBADMSG,
+            "the parts of %s/%lu make the digest %s, but a source lists it whole with %s: two trainers "
+            "may publish under one run id",
+            v->model->name, v->number, m->digest, v->digest);
+    memcpy(v->digest, m->digest, sizeof(v->digest));
+    atomic_store(&v->unsealed, false);
     return 0;
 }
 
@@ -53,10 +106,16 @@ void ws_content_free(struct ws_version *v)
 {
     struct ws_manifest *m = atomic_load(&v->manifest);
 
+    ws_part_view_free(v);
+    ws_part_description_put(atomic_load(&v->description));
+    free(atomic_load(&v->listed_deltas));
+    ws_parts_free(v);
     for (size_t i = 0; m && i < m->n_files; i++) {
         ws_safetensors_free(atomic_load(&v->files[i].header));
+        free(atomic_load(&v->files[i].order));
         free(v->files[i].here);
     }
+    ws_block_set_free(atomic_load(&v->wanted));
     free(v->files);
     ws_tree_free(atomic_load(&v->tree));
     ws_manifest_free(m);
@@ -115,6 +174,13 @@ bool ws_content_has(struct ws_version *v, size_t file, size_t first, size_t n)
     return true;
 }
 
+bool ws_version_has_range(struct ws_version *v, size_t file, uint64_t at, uint64_t n)
+{
+    const size_t first = (size_t)(at / WS_BLOCK_BYTES);
+
+    return ws_content_has(v, file, first, (size_t)((at + n - 1) / WS_BLOCK_BYTES) + 1 - first);
+}
+
 size_t ws_version_blocks_here(struct ws_version *v, size_t file)
 {
     const struct ws_manifest *m = atomic_load_explicit(&v->manifest, memory_order_acquire);
@@ -152,9 +218,14 @@ struct ws_region *ws_version_region(struct ws_version *v, size_t file)
 
 /* --- manifest and headers --- */
 
-bool ws_version_has_manifest(struct ws_version *v)
+bool ws_version_has_files(struct ws_version *v)
 {
     return atomic_load_explicit(&v->manifest, memory_order_acquire) != NULL;
+}
+
+bool ws_version_has_manifest(struct ws_version *v)
+{
+    return ws_version_has_files(v) && !atomic_load(&v->unsealed);
 }
 
 size_t ws_content_header_blocks(const struct ws_manifest_file *f)
@@ -166,6 +237,8 @@ bool ws_content_has_headers(struct ws_version *v)
 {
     const struct ws_manifest *m = atomic_load_explicit(&v->manifest, memory_order_acquire);
 
+    if (m && ws_model_is_hidden(v->model)) /* what describes it, which nobody reads but who assembles it */
+        return atomic_load(&v->is_described) || ws_part_view(v);
     for (size_t i = 0; m && i < m->n_files; i++) {
         if (m->files[i].header_bytes && !atomic_load(&v->files[i].header) &&
             !ws_content_has(v, i, 0, ws_content_header_blocks(&m->files[i])))
@@ -213,6 +286,8 @@ int ws_content_check_headers(struct ws_version *v, struct ws_error *err)
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
 
+    if (ws_part_view(v))
+        return 0; /* they are those of which its map was made */
     for (size_t i = 0; i < m->n_files; i++) {
         struct ws_safetensors *st = NULL;
         int rc;

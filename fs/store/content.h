@@ -10,12 +10,17 @@
 /* Sets the version's manifest, which it owns from now on. m is freed on failure, and if another thread was
  * faster. -EBADMSG: m has another digest than the sources list. With store->lock. */
 WS_MUST_USE int ws_content_set_manifest(struct ws_version *v, struct ws_manifest *m, struct ws_error *err);
+/* The same with a manifest that has no hashes yet, of a version that is made of parts. With store->lock. */
+WS_MUST_USE int ws_content_set_unsealed(struct ws_version *v, struct ws_manifest *m, struct ws_error *err);
+/* All blocks are here, and their hashes in the manifest. -EBADMSG: that makes another digest than a source lists, or than
+ * the version had when it was here before. With store->lock. */
+WS_MUST_USE int ws_content_seal(struct ws_version *v, struct ws_error *err);
 /* Are these the bytes of the block that were signed? True where they need not be; false while the tree is not here. */
 bool ws_content_is_as_signed(struct ws_version *v, size_t file, size_t block, const void *bytes);
 /* Marks a block as here, whose bytes were checked: against the manifest, and against what was signed. Any thread,
  * once a block. */
 void ws_content_arrived(struct ws_version *v, size_t file, size_t block);
-/* Marks all of a file as here: imported memory, or a version that was merged from parts. */
+/* Marks all of a file as here: imported memory. */
 void ws_content_arrived_all(struct ws_version *v, size_t file);
 /* Are blocks [first, first + n) here? The manifest must be; the range may end past the file. */
 bool ws_content_has(struct ws_version *v, size_t file, size_t first, size_t n);

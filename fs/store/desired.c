@@ -48,6 +48,7 @@ int ws_desired_from_json(const json_t *model, const char *mount_id, struct ws_de
     if (released && (ws_number_read(json_object_get(released, "by"), &out->released_by) < 0 ||
                      version_from_json(released, &out->released) < 0))
         return -EPROTO;
+    out->quarantines = json_is_true(json_object_get(released, "quarantine"));
     json_array_foreach(wanted, i, one)
     {
         if (!mount_id || out->n_wanted == WS_MAX_WANTED ||
@@ -67,6 +68,7 @@ void ws_desired_inherit(struct ws_desired *o, const struct ws_desired *before)
         return;
     o->released_by = before->released_by;
     o->released = before->released;
+    o->quarantines = before->quarantines;
     o->inherited = true;
 }
 
@@ -79,7 +81,8 @@ bool ws_desired_is_same(const struct ws_desired *a, const struct ws_desired *b)
 {
     bool same = a->release == b->release && a->phase == b->phase && is_same(&a->to, &b->to) &&
                 a->released_by == b->released_by && is_same(&a->released, &b->released) &&
-                a->inherited == b->inherited && a->n_wanted == b->n_wanted;
+                a->quarantines == b->quarantines && a->inherited == b->inherited &&
+                a->n_wanted == b->n_wanted;
     for (size_t i = 0; same && i < a->n_wanted; i++)
         same = a->wanted[i].id == b->wanted[i].id;
     return same;

@@ -16,7 +16,8 @@ struct ws_desired {
     struct ws_version_id to; /* the version that it is about */
     uint64_t released_by;    /* id of the last release that was committed; 0: trainers do not release */
     struct ws_version_id released;
-    bool inherited; /* the last two are of an agent that has ended; the present one has released nothing */
+    bool quarantines; /* engines that serve something older are to be kept from it (wsync release --quorum) */
+    bool inherited; /* the last three are of an agent that has ended; the present one has released nothing */
     size_t n_wanted;
     struct ws_wanted {
         uint64_t id;

@@ -10,6 +10,13 @@ void ws_store_events_init(struct ws_store_events *ev)
 void ws_store_events_add(struct ws_store_events *ev, enum ws_store_event event, struct ws_model *m,
                          struct ws_version *v)
 {
+    if (ws_model_is_hidden(m)) { /* listeners do not know of it, but of what it may have changed */
+        event = WS_MODEL_OFFERS;
+        v = NULL;
+        m = ws_node_parts_base(m);
+        if (!m)
+            return;
+    }
     const struct ws_store_event_item item = {.event = event, .model = m, .version = v};
 
     if (ws_store_events_append(ev, item) < 0) {
@@ -25,8 +32,7 @@ void ws_store_events_notify(struct ws_store_events *ev, struct ws_store *s)
 {
     for (size_t i = 0; i < ev->len; i++) {
         const struct ws_store_event_item *item = &ev->ptr[i];
-        bool hidden = ws_model_is_hidden(item->model); /* listeners do not know of it */
-        for (unsigned k = 0; !hidden && k < atomic_load(&s->n_listeners); k++)
+        for (unsigned k = 0; k < atomic_load(&s->n_listeners); k++)
             s->listeners[k].listener(s->listeners[k].arg, item->event, item->model, item->version);
         if (item->version)
             ws_version_put(item->version);

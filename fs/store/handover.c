@@ -1,5 +1,7 @@
 #include "fs/store/handover.h"
 #include "fs/store/content.h"
+#include "fs/store/model.h"
+#include "fs/store/part_view.h"
 #include "fs/store/version.h"
 #include "transports/base/clock.h"
 #include <assert.h>
@@ -12,9 +14,25 @@ struct ws_handover {
     struct ws_version *successor;                 /* its pull outlives the handover */
     enum { WAITING, HANDED_OVER, REFUSED } state; /* guarded by store->lock */
     _Atomic(uint64_t) **here;                     /* bitmaps, by file */
+    bool with_parts;
 };
 
-struct ws_handover *ws_handover_new(struct ws_version *from, struct ws_version *successor,
+bool ws_handover_may_go(const struct ws_version *from)
+{
+    return !from->pull && atomic_load(&from->n_waiters) == 0 && !ws_version_is_protected(from);
+}
+
+bool ws_handover_was_read(struct ws_version *from)
+{
+    const struct ws_manifest *m = atomic_load(&from->manifest);
+    bool was = false;
+
+    for (size_t i = 0; i < m->n_files; i++)
+        was = was || (ws_content_region(from, i) && ws_region_was_shown(ws_content_region(from, i)));
+    return was;
+}
+
+struct ws_handover *ws_handover_new(struct ws_version *from, struct ws_version *successor, bool with_parts,
                                     struct ws_store_events *ev)
 {
     struct ws_handover *h = calloc(1, sizeof(*h));
@@ -28,6 +46,7 @@ struct ws_handover *ws_handover_new(struct ws_version *from, struct ws_version *
         return NULL;
     h->from = from;
     h->successor = successor;
+    h->with_parts = with_parts;
     from->handover = h;
     ws_version_retire(from, ev);
     return h;
@@ -84,6 +103,8 @@ static void hand_over(struct ws_version *v, struct ws_handover *h)
     h->successor->own_bytes = v->own_bytes;
     v->store->waiting_bytes -= v->own_bytes;
     v->own_bytes = 0;
+    if (h->with_parts)
+        ws_parts_hand_over(v, h->successor);
 }
 
 bool ws_handover_resolve(struct ws_version *v)

@@ -8,9 +8,15 @@
 #include "fs/store/state.h"
 
 struct ws_handover;
-/* Retires `from` in favour of successor, whose pull calls this. NULL: no memory, and `from` stays. With
- * store->lock. */
-struct ws_handover *ws_handover_new(struct ws_version *from, struct ws_version *successor,
+/* These with store->lock. May a version's memory go to another one? */
+bool ws_handover_may_go(const struct ws_version *from);
+/* Could another process ever read it? Then it is not patched in place: pages that the process has put into a pipe or a
+ * socket would change, and the kernel does not show that they are there. */
+bool ws_handover_was_read(struct ws_version *from);
+/* Retires `from` in favour of successor, whose pull calls this. with_parts: of a version in parts (part_view.h) to one that
+ * is laid out alike and has its files; what from has for them goes on, too, and none is shown. NULL: no memory, and `from`
+ * stays. */
+struct ws_handover *ws_handover_new(struct ws_version *from, struct ws_version *successor, bool with_parts,
                                     struct ws_store_events *ev);
 /* Waits until the memory was handed over or refused, for a second at most or until *stop, and frees h. True:
  * regions and own_bytes are the successor's, and *here has, by file, the bitmap of blocks with `from`'s

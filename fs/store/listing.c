@@ -3,11 +3,13 @@
  * here. If nothing of it is here, the sources disagree (fs/store/offers.h), or, where that source is the only
  * one, its new version takes the place of the old one. */
 #include "fs/store/listing.h"
+#include "fs/store/derived.h"
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
 #include "fs/store/offers.h"
 #include "fs/store/rings.h"
 #include "fs/store/version.h"
+#include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
 #include "transports/base/number.h"
@@ -108,6 +110,7 @@ static struct ws_version *find_or_make(struct ws_model *m, const struct entry *e
         v = ws_version_new(m, e->number, e->lineage);
         if (!v)
             return NULL;
+        v->known_ns = ws_clock_ns();
         ws_store_events_add(ev, WS_VERSION_KNOWN, m, v);
     }
     set_listed(v, &e->offer);
@@ -126,6 +129,37 @@ void ws_listing_renew(struct ws_model *m, struct ws_store_events *ev)
         set_listed(v, o); /* which the new one begins with */
         ws_version_retire(v, ev);
     }
+}
+
+/* Of a source that an agent named, nothing holds that a source of the operator's does not say: only that it has a
+ * version that one of those lists, with the digest that is listed there. What lies about that is asked in vain once. */
+static void apply_hint(struct ws_poller *p, struct ws_model *m, const json_t *versions)
+{
+    const json_t *json;
+    size_t i;
+
+    json_array_foreach(versions, i, json)
+    {
+        struct entry e;
+        if (read_entry(json, &e) < 0 || !ws_offer_is_usable(m->store, &e.offer) || !e.offer.digest[0])
+            continue;
+        struct ws_version *v = ws_version_lookup(m, e.number, e.lineage);
+        if (!v || strcmp(v->digest, e.offer.digest) != 0)
+            continue;
+        ws_offers_record(v, p->index, &e.offer);
+        v->sources |= ws_bit(p->index);
+        if (e.partial)
+            v->partial |= ws_bit(p->index);
+    }
+}
+
+/* Does a source that an operator named list the model? */
+static bool is_vouched_for(const struct ws_model *m)
+{
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
+        if (m->store->pollers[i] && !m->store->pollers[i]->is_hint && m->claims[i].lineage[0])
+            return true;
+    return false;
 }
 
 /* Versions of a superseded lineage that are not held here are not made at all. A version that the source has
@@ -192,7 +226,7 @@ static void apply_claim(struct ws_model *m, unsigned index, const json_t *model)
     }
 }
 
-static bool is_removed(const struct ws_store *s, const char *name)
+bool ws_listing_is_removed(const struct ws_store *s, const char *name)
 {
     for (size_t i = 0; i < WS_MAX_MODELS; i++) {
         if (s->removed[i] && strcmp(s->removed[i], name) == 0)
@@ -220,10 +254,13 @@ static void apply_desired(struct ws_poller *p, struct ws_model *m, const json_t 
                p->source->url);
         return;
     }
-    if (m->desired_from != p->index && !outranks(&desired, &m->desired))
+    const bool vouches = m->desired_is_hint && !p->is_hint;
+    if (m->desired_from != p->index && !outranks(&desired, &m->desired) && !vouches)
         return;
     m->desired_from = p->index;
-    ws_desired_inherit(&desired, &m->desired);
+    m->desired_is_hint = p->is_hint;
+    if (!vouches)
+        ws_desired_inherit(&desired, &m->desired);
     if (ws_desired_is_same(&desired, &m->desired))
         return;
     m->desired = desired;
@@ -239,12 +276,16 @@ static void apply_part(struct ws_poller *p, const json_t *json, struct ws_store_
     struct ws_model *m, *part;
 
     (void)ws_name_is_node_part(name, base, NULL, NULL);
-    if (p->model ? strcmp(p->model, base) != 0 : is_removed(s, base))
+    if (p->model ? strcmp(p->model, base) != 0 : ws_listing_is_removed(s, base))
         return;
     m = ws_model_add(s, base, ev);
     part = m ? ws_model_add(s, name, ev) : NULL;
     if (!part)
         return;
+    if (p->is_hint && is_vouched_for(part)) {
+        apply_hint(p, part, json_object_get(json, "versions"));
+        return;
+    }
     ws_node_parts_record(m, json);
     apply_claim(m, p->index, json);
     apply_claim(part, p->index, json);
@@ -257,33 +298,63 @@ static void apply_model(struct ws_poller *p, const json_t *json, struct ws_store
 {
     struct ws_store *s = p->store;
     const char *name = json_string_value(json_object_get(json, "name"));
-    struct ws_model *m;
+    struct ws_model *m, *whole; /* whole: that has the source's versions (needs.h) */
 
     if (ws_name_is_node_part(name, NULL, NULL, NULL)) {
         apply_part(p, json, ev);
         return;
     }
-    if (p->model ? strcmp(p->model, name) != 0 : is_removed(s, name))
+    if (p->model ? strcmp(p->model, name) != 0 : ws_listing_is_removed(s, name))
         return;
     m = ws_model_add(s, name, ev);
-    if (!m)
+    whole = m && m->need ? ws_model_add_whole(m, ev) : m;
+    if (!whole)
         return;
+    if (p->is_hint && is_vouched_for(whole)) {
+        apply_hint(p, whole, json_object_get(json, "versions"));
+        return;
+    }
     m->claims[p->index].direct = true;
     apply_claim(m, p->index, json);
     ws_model_resolve_lineage(m);
-    apply_versions(p, m, json_object_get(json, "versions"), ev);
+    if (whole != m) {
+        apply_claim(whole, p->index, json);
+        ws_model_resolve_lineage(whole);
+    }
+    apply_versions(p, whole, json_object_get(json, "versions"), ev);
     if (!m->reported[p->index])
         ws_store_events_add(ev, WS_MODEL_LISTED, m, NULL);
     m->reported[p->index] = true;
     apply_desired(p, m, json, ev);
 }
 
+static void apply_models(struct ws_poller *p, const json_t *models, struct ws_store_events *ev)
+{
+    const json_t *model;
+    size_t i;
+
+    for (struct ws_model *m = p->store->models; m; m = m->next)
+        ws_listing_forget(m, p->index);
+    json_array_foreach(models, i, model)
+    {
+        apply_model(p, model, ev);
+    }
+}
+
+/* What hints said before may be vouched for now, or no more. */
+static void apply_hints_again(struct ws_poller *p, struct ws_store_events *ev)
+{
+    struct ws_store *s = p->store;
+
+    for (unsigned i = 0; i < WS_MAX_SOURCES && !p->is_hint; i++)
+        if (s->pollers[i] && s->pollers[i]->listing)
+            apply_models(s->pollers[i], s->pollers[i]->listing, ev);
+}
+
 static void apply(struct ws_poller *p, const json_t *models, uint64_t agent, bool is_static)
 {
     struct ws_store *s = p->store;
     struct ws_store_events events;
-    const json_t *model;
-    size_t i;
 
     ws_store_events_init(&events);
     pthread_mutex_lock(&s->lock);
@@ -291,18 +362,19 @@ static void apply(struct ws_poller *p, const json_t *models, uint64_t agent, boo
         p->reported = p->reported && p->agent == agent;
         p->agent = agent;
         p->is_static = is_static;
-        for (struct ws_model *m = s->models; m; m = m->next) {
-            ws_listing_forget(m, p->index);
+        for (struct ws_model *m = s->models; m; m = m->next)
             m->reported[p->index] =
                 m->reported[p->index] && p->reported; /* it may list the model only later */
+        if (p->is_hint) {
+            json_decref(p->listing);
+            p->listing = json_deep_copy(models);
         }
-        json_array_foreach(models, i, model)
-        {
-            apply_model(p, model, &events);
-        }
+        apply_models(p, models, &events);
+        apply_hints_again(p, &events);
         p->reported = true;
         for (struct ws_model *m = s->models; m; m = m->next)
             ws_node_parts_reconcile(m, &events);
+        ws_derived_reconcile(s, &events);
         for (struct ws_model *m = s->models, *next; m; m = next) {
             next = m->next;
             ws_listing_renew(m, &events);

@@ -11,6 +11,8 @@ WS_MUST_USE int ws_listing_apply(struct ws_poller *p, const json_t *listing, uin
 void ws_listing_clear(struct ws_poller *p);
 /* With store->lock: forgets what the source with that index said about a model. */
 void ws_listing_forget(struct ws_model *m, unsigned index);
+/* With store->lock: was the model removed, so that only a source of its own brings it back? */
+bool ws_listing_is_removed(const struct ws_store *s, const char *name);
 /* With store->lock, after listings have changed: replaces versions of which nothing is here and whose known
  * digest no source lists any more. */
 void ws_listing_renew(struct ws_model *m, struct ws_store_events *ev);

@@ -2,10 +2,16 @@
  * of it are here. The sources say which lineage is live. Where they differ, as for a moment when a trainer
  * resumes, the lineage with the younger newest version is live. */
 #include "fs/store/model.h"
+#include "fs/store/derived.h"
+#include "fs/store/learned.h"
 #include "fs/store/node_parts.h"
+#include "fs/store/one_copy.h"
 #include "fs/store/poller.h"
 #include "fs/store/version.h"
+#include "fs/store/way_back.h"
 #include "transports/base/log.h"
+#include "transports/base/name.h"
+#include "transports/format/node_part.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -32,16 +38,20 @@ struct ws_model *ws_model_lookup(struct ws_store *s, const char *name)
     return m && strcmp(m->name, name) == 0 ? m : NULL;
 }
 
-struct ws_model *ws_model_add(struct ws_store *s, const char *name, struct ws_store_events *ev)
+/* base: of a hidden one, of which it is part `index` of `count`; else NULL. */
+static struct ws_model *add(struct ws_store *s, const char *name, const char *base, unsigned index,
+                            unsigned count, struct ws_store_events *ev)
 {
     struct ws_model **at = find_place(s, name), *m = ws_model_lookup(s, name);
 
     if (m)
         return m;
     m = s->n_models < WS_MAX_MODELS ? calloc(1, sizeof(*m)) : NULL;
-    if (!m || !(m->name = strdup(name))) {
+    if (!m || !(m->name = strdup(name)) || (base && !(m->base = strdup(base)))) {
         ws_log(WS_LOG_WARN, "store", "a model is left out: no memory, or there are %d already model=%s",
                WS_MAX_MODELS, name);
+        if (m)
+            free(m->name);
         free(m);
         return NULL;
     }
@@ -50,12 +60,41 @@ struct ws_model *ws_model_add(struct ws_store *s, const char *name, struct ws_st
     m->id = ++s->next_id;
     atomic_init(&m->refs, 1);
     m->listed = true;
-    (void)ws_name_is_node_part(name, NULL, &m->part_index, &m->part_count);
+    m->part_index = index;
+    m->part_count = count;
+    m->derived = ws_derived_find(s, name);
+    m->need = base ? NULL : ws_needs_find(s, name);
+    m->learned = !base && ws_needs_learns(s, name) ? ws_learned_get(s, name) : NULL;
     m->next = *at;
     *at = m;
     s->n_models++;
     ws_store_events_add(ev, WS_MODEL_ADDED, m, NULL);
     return m;
+}
+
+struct ws_model *ws_model_add(struct ws_store *s, const char *name, struct ws_store_events *ev)
+{
+    char base[WS_MAX_NAME + 1];
+    unsigned index = 0, count = 0;
+    const bool is_part = ws_name_is_node_part(name, base, &index, &count);
+
+    return add(s, name, is_part ? base : NULL, index, count, ev);
+}
+
+struct ws_model *ws_model_add_whole(struct ws_model *m, struct ws_store_events *ev)
+{
+    char name[WS_MAX_NAME + 1];
+    struct ws_error err;
+
+    if (ws_node_part_model(name, m->name, 0, 1, &err) == 0)
+        return add(m->store, name, m->name, 0, 1, ev);
+    ws_log(WS_LOG_WARN, "store", "%s", err.text);
+    return NULL;
+}
+
+const char *ws_model_source_name(const struct ws_model *m)
+{
+    return m->base && m->part_count == 1 ? m->base : m->name;
 }
 
 static void put_version(struct ws_version **link)
@@ -76,6 +115,7 @@ void ws_model_unlist(struct ws_model *m, struct ws_store_events *ev)
     m->listed = false;
     put_version(&m->current);
     put_version(&m->previous);
+    ws_way_back_clear(m);
     while (m->versions)
         ws_version_retire(m->versions, ev);
     while (*at != m)
@@ -83,7 +123,7 @@ void ws_model_unlist(struct ws_model *m, struct ws_store_events *ev)
     *at = m->next;
     s->n_models--;
     ws_store_events_add(ev, WS_MODEL_REMOVED, m, NULL);
-    atomic_fetch_sub(&m->refs, 1); /* the list's; the event holds another */
+    ws_model_put(m); /* the list's. Nothing holds a part any more where its versions have gone before it */
 }
 
 struct ws_model *ws_model_get(struct ws_model *m)
@@ -101,9 +141,11 @@ void ws_model_put(struct ws_model *m)
     if (atomic_fetch_sub_explicit(&m->refs, 1, memory_order_acq_rel) != 1)
         return;
     ws_delta_set_clear(&m->deltas);
+    ws_delta_set_clear(&m->way_back);
     for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++)
         free(m->nodes[i]);
     free(m->name);
+    free(m->base);
     free(m);
     ws_store_put(s);
 }
@@ -158,18 +200,51 @@ bool ws_version_is_protected(const struct ws_version *v)
     }
     if (v->mapped_from && gives_way(v, announced))
         return false;
+    if (ws_one_copy_is_spare(v))
+        return false;
     if (v == m->previous)
         return true;
     if (!ws_version_is_complete(v))
         return v->pull != NULL;
     if (ws_model_is_hidden(m))
         return false; /* the assembled version is here; a part stays only while the cache has space */
-    return newer < m->store->options.keep;
+    return newer < m->store->options.keep && !atomic_load(&v->only_for_views);
+}
+
+uint64_t ws_model_largest(const struct ws_model *m)
+{
+    uint64_t largest = 0;
+
+    for (const struct ws_version *v = m->versions; v; v = v->next) {
+        const struct ws_manifest *of = atomic_load(&v->manifest);
+        const uint64_t bytes = of ? of->total_bytes : v->listed_bytes;
+        if (bytes > largest)
+            largest = bytes;
+    }
+    return largest;
+}
+
+uint64_t ws_model_delta_room(const struct ws_model *m)
+{
+    const uint64_t given = m->store->options.delta_cache_bytes;
+    const unsigned n = m->part_count ? m->part_count : 1; /* the parts of a model share its room */
+    const struct ws_model *whole = m->part_count == 1 ? ws_model_lookup(m->store, m->base) : NULL;
+    const uint64_t largest = ws_model_largest(whole ? whole : m); /* of what is needed */
+
+    if (given != WS_DELTA_CACHE_GROWS)
+        return given / n;
+    return largest / 8 > WS_DELTA_CACHE_LEAST / n ? largest / 8 : WS_DELTA_CACHE_LEAST / n;
 }
 
 void ws_model_resolve_lineage(struct ws_model *m)
 {
+    const struct ws_model *source = m->derived ? ws_model_lookup(m->store, m->derived->source) : NULL;
     const struct ws_model_claim *best = NULL;
+
+    if (source && source->lineage[0]) {
+        memcpy(m->lineage, source->lineage, sizeof(m->lineage));
+        return;
+    }
 
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
         const struct ws_model_claim *claim = &m->claims[i];
@@ -180,17 +255,6 @@ void ws_model_resolve_lineage(struct ws_model *m)
         memcpy(m->lineage, best->lineage, sizeof(m->lineage));
 }
 
-/* Does an archive list it? An archive shows its versions whichever lineage is live. */
-static bool is_archived(const struct ws_version *v)
-{
-    for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
-        const struct ws_poller *p = v->store->pollers[i];
-        if (p && p->is_static && (v->sources & ws_bit(i)))
-            return true;
-    }
-    return false;
-}
-
 static bool should_stay(const struct ws_version *v, unsigned *n_lost)
 {
     if (v == v->model->current)
@@ -198,9 +262,10 @@ static bool should_stay(const struct ws_version *v, unsigned *n_lost)
     if (v->mapped_from && !ws_version_is_protected(v))
         return false; /* it is in a slot of the trainer, not in this mount's memory */
     if (ws_version_is_complete(v) || v->pull || v->pinned || v == v->model->previous ||
-        atomic_load(&v->retained) > 0)
+        atomic_load(&v->retained) > 0 || ws_way_back_leads_to(v))
         return true;
-    if (ws_version_is_offered(v) && (ws_version_is_live(v) || is_archived(v)))
+    /* An archive shows its versions whichever lineage is live. */
+    if (ws_version_is_offered(v) && (ws_version_is_live(v) || ws_version_is_archived(v)))
         return true;
     if (v->state == WS_FAILED)
         return (*n_lost)-- <= KEEP_FAILED;
@@ -238,6 +303,7 @@ void ws_model_reconcile(struct ws_model *m, struct ws_store_events *ev)
         if (!stays)
             ws_version_retire(v, ev);
     }
+    ws_derived_follow(m, ev);
 }
 
 void ws_model_tidy(struct ws_model *m)
@@ -262,10 +328,8 @@ static bool is_listed_by(const struct ws_model *m, unsigned index)
 /* Are there hidden models of its parts? */
 static bool has_parts(const struct ws_model *m)
 {
-    char base[WS_MAX_NAME + 1];
-
     for (const struct ws_model *p = m->store->models; p; p = p->next)
-        if (ws_name_is_node_part(p->name, base, NULL, NULL) && strcmp(base, m->name) == 0)
+        if (p->base && strcmp(p->base, m->name) == 0)
             return true;
     return false;
 }
@@ -420,9 +484,10 @@ void ws_model_desired(struct ws_model *m, struct ws_desired *out)
     pthread_mutex_unlock(&m->store->lock);
 }
 
-void ws_model_inherit_release(struct ws_model *m, uint64_t by, const struct ws_version_id *released)
+void ws_model_inherit_release(struct ws_model *m, uint64_t by, const struct ws_version_id *released,
+                              bool quarantines)
 {
-    const struct ws_desired before = {.released_by = by, .released = *released};
+    const struct ws_desired before = {.released_by = by, .released = *released, .quarantines = quarantines};
 
     pthread_mutex_lock(&m->store->lock);
     ws_desired_inherit(&m->desired, &before);
@@ -436,6 +501,7 @@ void ws_model_forget_inherited(struct ws_model *m)
         m->desired.inherited = false;
         m->desired.released_by = 0;
         m->desired.released.lineage[0] = '\0';
+        m->desired.quarantines = false;
     }
     pthread_mutex_unlock(&m->store->lock);
 }
@@ -490,6 +556,7 @@ void ws_model_set_current(struct ws_model *m, struct ws_version *v)
         if (old && ws_version_is_complete(old))
             ws_version_set_state(old, WS_READY, &events);
         m->current = ws_version_get(v);
+        m->directed.lineage[0] = '\0';
         if (ws_version_is_complete(v))
             ws_version_set_state(v, WS_ACTIVE, &events);
         ws_model_reconcile(m, &events);

@@ -1,9 +1,14 @@
 #include "fs/store/node_parts.h"
+#include "fs/store/derived.h"
 #include "fs/store/model.h"
+#include "fs/store/part_view.h"
 #include "fs/store/poller.h"
 #include "fs/store/version.h"
+#include "fs/store/waiters.h"
+#include "fs/store/way_back.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
+#include "transports/base/name.h"
 #include "transports/format/node_part.h"
 #include <assert.h>
 #include <errno.h>
@@ -21,7 +26,18 @@ bool ws_model_is_hidden(const struct ws_model *m)
 
 bool ws_version_is_offered(const struct ws_version *v)
 {
-    return v->sources || v->in_parts;
+    return v->sources || v->in_parts || ws_derived_source(v);
+}
+
+struct ws_model *ws_node_parts_find(struct ws_store *s, const char *name)
+{
+    struct ws_model *m;
+
+    pthread_mutex_lock(&s->lock);
+    m = ws_model_lookup(s, name);
+    m = m && ws_model_is_hidden(m) ? ws_model_get(m) : NULL;
+    pthread_mutex_unlock(&s->lock);
+    return m;
 }
 
 /* --- which agent has which part --- */
@@ -50,18 +66,49 @@ static struct ws_model *find_part(const struct ws_model *m, unsigned index, unsi
     return ws_model_lookup(m->store, name);
 }
 
+/* Can a version be made of that part? */
+static bool is_there(const struct ws_version *part)
+{
+    return part->sources || ws_version_is_complete(part) || ws_way_back_leads_to(part);
+}
+
 static struct ws_version *find_part_version(const struct ws_model *m, unsigned index, unsigned count,
                                             uint64_t number, const char *run)
 {
     struct ws_model *part = find_part(m, index, count);
     struct ws_version *w = part ? ws_version_lookup(part, number, run) : NULL;
 
-    return w && (w->sources || ws_version_is_complete(w)) ? w : NULL;
+    return w && is_there(w) ? w : NULL;
+}
+
+struct ws_version *ws_node_parts_lookup(const struct ws_version *v, unsigned i)
+{
+    return find_part_version(v->model, i, v->parts ? v->parts->n : v->in_parts, v->number, v->lineage);
+}
+
+struct ws_model *ws_node_parts_base(const struct ws_model *part)
+{
+    return part->base ? ws_model_lookup(part->store, part->base) : NULL;
+}
+
+json_t *ws_node_parts_to_json(const struct ws_model *part)
+{
+    json_t *nodes = json_array();
+    const struct ws_model *m = ws_node_parts_base(part);
+
+    for (unsigned i = 0; m && i < part->part_count && m->nodes[i]; i++)
+        json_array_append_new(nodes, json_string(m->nodes[i]));
+    return json_pack("{s:i,s:i,s:o}", "index", (int)part->part_index, "count", (int)part->part_count, "nodes",
+                     nodes);
 }
 
 /* "part 1 of 2 (of the agent n1:18861)" */
 static void describe_part(const struct ws_model *m, unsigned index, unsigned count, char *out, size_t cap)
 {
+    if (count == 1) {
+        snprintf(out, cap, "all that a source has of it");
+        return;
+    }
     snprintf(out, cap, "part %u of %u%s%.200s%s", index + 1, count, m->nodes[index] ? " (of the agent " : "",
              m->nodes[index] ? m->nodes[index] : "", m->nodes[index] ? ")" : "");
 }
@@ -123,10 +170,7 @@ static bool is_first(const struct ws_model *m, const struct ws_model *part, cons
 
 static bool is_part_of(const struct ws_model *part, const struct ws_model *m)
 {
-    char base[WS_MAX_NAME + 1];
-
-    return ws_model_is_hidden(part) && ws_name_is_node_part(part->name, base, NULL, NULL) &&
-           strcmp(base, m->name) == 0;
+    return part->base && strcmp(part->base, m->name) == 0;
 }
 
 /* The parts of a new version are listed one after the other, which is no reason for a warning. A part that no
@@ -149,6 +193,22 @@ static void warn_of_missing(struct ws_model *m)
     ws_log(WS_LOG_WARN, "store", "%s", m->missing);
 }
 
+/* Where the nodes of a trainer have a part each, no source has what a need is of: a part has no whole tensors. */
+static void refuse_need(struct ws_model *m, const struct ws_model *part)
+{
+    for (const struct ws_version *w = part->versions; w; w = w->next) {
+        if (!w->sources || w->number < m->missing_number)
+            continue;
+        m->missing_number = w->number;
+        snprintf(
+            m->missing, sizeof(m->missing),
+            "%s/%" PRIu64
+            " comes in parts from the %u nodes of its trainer, and need= takes tensors of versions that "
+            "a source has whole: leave need= out for %s, or mount an archive or a mount that serves it whole",
+            m->name, w->number, part->part_count, m->name);
+    }
+}
+
 void ws_node_parts_reconcile(struct ws_model *m, struct ws_store_events *ev)
 {
     if (ws_model_is_hidden(m))
@@ -161,8 +221,12 @@ void ws_node_parts_reconcile(struct ws_model *m, struct ws_store_events *ev)
     for (struct ws_model *part = m->store->models; part; part = part->next) {
         if (!is_part_of(part, m))
             continue;
+        if (m->need && part->part_count > 1) {
+            refuse_need(m, part);
+            continue;
+        }
         for (struct ws_version *w = part->versions, *v; w; w = w->next) {
-            if (!(w->sources || ws_version_is_complete(w)) || !is_first(m, part, w))
+            if (!is_there(w) || !is_first(m, part, w))
                 continue;
             if (m->lineage[0] && strcmp(w->lineage, m->lineage) != 0 &&
                 !ws_version_lookup(m, w->number, w->lineage))
@@ -189,28 +253,101 @@ void ws_node_parts_unlist(struct ws_model *m, struct ws_store_events *ev)
         v->in_parts = 0;
 }
 
-struct ws_version *ws_node_parts_get(struct ws_version *v, unsigned i, struct ws_error *err)
+struct ws_version *ws_node_parts_get(struct ws_version *v, unsigned i, unsigned n, struct ws_error *err)
 {
-    struct ws_version *w = find_part_version(v->model, i, v->in_parts, v->number, v->lineage);
+    struct ws_version *w = find_part_version(v->model, i, n, v->number, v->lineage);
     char part[300];
 
     if (w)
         return ws_version_get(w);
-    describe_part(v->model, i, v->in_parts ? v->in_parts : i + 1, part, sizeof(part));
+    describe_part(v->model, i, n, part, sizeof(part));
     ws_error_set(err, ESTALE, "%s/%" PRIu64 " lacks %s: no source lists it any more", v->model->name,
                  v->number, part);
     return NULL;
+}
+
+struct ws_version *ws_node_parts_whole(const struct ws_version *part)
+{
+    struct ws_model *m = ws_node_parts_base(part->model);
+
+    return m ? ws_version_lookup(m, part->number, part->lineage) : NULL;
+}
+
+struct ws_version *ws_node_parts_shown(const struct ws_version *whole, unsigned i)
+{
+    struct ws_model *part = whole->parts ? find_part(whole->model, i, whole->parts->n) : NULL;
+    struct ws_version *w = part ? ws_version_lookup(part, whole->number, whole->lineage) : NULL;
+
+    return w && ws_part_view(w) && ws_part_view(w)->whole == whole ? w : NULL;
+}
+
+void ws_node_parts_retire(struct ws_version *whole, struct ws_store_events *ev)
+{
+    for (unsigned i = 0; whole->parts && i < whole->parts->n; i++) {
+        struct ws_version *w = ws_node_parts_shown(whole, i);
+        if (w)
+            ws_version_retire(w, ev);
+    }
+}
+
+struct ws_version *ws_node_parts_late(const struct ws_version *whole)
+{
+    for (struct ws_model *part = whole->in_parts ? whole->store->models : NULL; part; part = part->next) {
+        struct ws_version *w =
+            is_part_of(part, whole->model) ? ws_version_lookup(part, whole->number, whole->lineage) : NULL;
+        if (w && w->pull)
+            return w;
+    }
+    return NULL;
+}
+
+struct ws_waiter *ws_node_parts_give_up(const struct ws_version *whole, int rc)
+{
+    struct ws_waiter *chain = NULL;
+
+    for (struct ws_model *part = whole->store->models; part; part = part->next) {
+        struct ws_version *w =
+            is_part_of(part, whole->model) ? ws_version_lookup(part, whole->number, whole->lineage) : NULL;
+        struct ws_waiter *more = w && !w->pull ? ws_waiters_collect(w, rc) : NULL, **end = &more;
+        while (*end)
+            end = &(*end)->next;
+        *end = chain;
+        chain = more;
+    }
+    return chain;
+}
+
+bool ws_node_parts_can_serve(const struct ws_version *part)
+{
+    const struct ws_version *whole = ws_part_view(part) ? NULL : ws_node_parts_whole(part);
+
+    return ws_part_view(part) || (whole && ws_version_comes_in_parts(whole));
+}
+
+/* Does the source list a part of the version? */
+static bool lists_part(const struct ws_version *v, unsigned index)
+{
+    for (unsigned i = 0; i < v->in_parts; i++) {
+        const struct ws_version *w = find_part_version(v->model, i, v->in_parts, v->number, v->lineage);
+        if (w && (w->sources & ws_bit(index)))
+            return true;
+    }
+    return false;
 }
 
 bool ws_version_comes_in_parts(const struct ws_version *v)
 {
     bool whole = false;
 
-    if (!v->in_parts || ws_version_is_complete(v) || ws_version_has_bytes(v))
+    if (ws_version_is_complete(v))
+        return false;
+    if (v->parts)
+        return true; /* a pull has begun so */
+    if (!v->in_parts || ws_version_has_bytes(v))
         return false;
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
         const struct ws_poller *p = v->store->pollers[i];
-        whole = whole || (p && p->up && (v->sources & ws_bit(i)));
+        whole = whole || (p && p->up && (v->sources & ws_bit(i)) && !lists_part(v, i));
     }
     return !whole;
 }
@@ -223,12 +360,13 @@ bool ws_model_missing_parts(struct ws_model *m, char *out, size_t cap)
     return out[0] != '\0';
 }
 
-bool ws_version_needs_assembly(struct ws_version *v)
+bool ws_version_is_made_first(struct ws_version *v)
 {
     bool is;
 
     pthread_mutex_lock(&v->store->lock);
-    is = ws_version_comes_in_parts(v);
+    is = ws_version_comes_in_parts(v) || ws_version_comes_derived(v) ||
+         (ws_name_is_view(v->model->name, NULL, NULL) && !v->digest[0]); /* its source has not made it */
     pthread_mutex_unlock(&v->store->lock);
     return is;
 }

@@ -1,4 +1,5 @@
 #include "fs/store/offers.h"
+#include "fs/store/derived.h"
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
 #include "fs/store/poller.h"
@@ -181,9 +182,15 @@ static json_t *version_json(const struct ws_version *v)
     unsigned n = o ? o->n_via : 0;
     json_t *via;
 
-    if (!v->digest[0] || n >= WS_MAX_RELAYS)
+    /* its digest is known once it was made */
+    const bool made_here = ws_version_comes_derived(v) || (!o && ws_derived_source(v));
+    if (made_here)
+        n = 0;
+    if ((!v->digest[0] && !made_here) || n >= WS_MAX_RELAYS)
         return NULL;
-    if (!ws_version_is_complete(v) && (!o || v->disputed))
+    if (!ws_version_is_complete(v) && ((!o && !made_here) || v->disputed))
+        return NULL;
+    if (ws_model_is_hidden(v->model) && !ws_node_parts_can_serve(v))
         return NULL;
     via = json_array();
     for (unsigned i = 0; i < n; i++)
@@ -230,7 +237,17 @@ static json_t *model_json(const struct ws_model *m)
                     (json_int_t)(newest ? newest->number : 0), "run", m->lineage, "digest",
                     newest ? newest->digest : "", "versions", versions);
     add_released(m, out);
+    if (ws_model_is_hidden(m))
+        json_object_set_new(out, "part", ws_node_parts_to_json(m));
     return out;
+}
+
+/* Who asks for a model gets its parts, too. */
+static bool is_asked_for(const struct ws_model *m, const char *model)
+{
+    const struct ws_model *base = ws_model_is_hidden(m) ? ws_node_parts_base(m) : NULL;
+
+    return strcmp(model, m->name) == 0 || (base && strcmp(model, base->name) == 0);
 }
 
 int ws_offers_list(struct ws_store *s, const char *model, uint64_t seq, json_t **out, struct ws_error *err)
@@ -239,7 +256,7 @@ int ws_offers_list(struct ws_store *s, const char *model, uint64_t seq, json_t *
 
     pthread_mutex_lock(&s->lock);
     for (const struct ws_model *m = s->models; m; m = m->next) {
-        bool is = !ws_model_is_hidden(m) && (!model || strcmp(model, m->name) == 0);
+        bool is = !model || is_asked_for(m, model);
         json_t *json = is ? model_json(m) : NULL;
         if (json)
             json_array_append_new(models, json);

@@ -2,6 +2,7 @@
  * that cannot be reached is asked again after 0.1 to 5 s. What it offered stays known, because a trainer that
  * restarts has not withdrawn anything. */
 #include "fs/store/poller.h"
+#include "fs/store/derived.h"
 #include "fs/store/listing.h"
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
@@ -11,27 +12,18 @@
 #include "transports/base/log.h"
 #include "transports/base/workers.h"
 #include "transports/transport.h"
+#include "transports/ucx/ucx.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define HUNG_NS          (60 * WS_SECOND_NS)
 #define FIRST_PAUSE_MS   100
 #define QUIET_PAUSE_MS   1000 /* where polls are answered at once, as by a web server with files */
 #define LONGEST_PAUSE_MS 5000
-
-/* Sleeps ms, a quarter more or less so that many mounts do not poll at once, or until the stop. */
-static void pause_ms(struct ws_poller *p, unsigned ms, unsigned *seed)
-{
-    struct ws_store *s = p->store;
-    uint64_t ns = (uint64_t)ms * 750000UL + (uint64_t)rand_r(seed) % ((uint64_t)ms * 500000UL);
-    const uint64_t until = ws_clock_ns() + ns;
-
-    pthread_mutex_lock(&s->lock);
-    while (!atomic_load(&p->stop) && ws_cond_wait_until(&s->changed, &s->lock, until) != ETIMEDOUT)
-        ;
-    pthread_mutex_unlock(&s->lock);
-}
+/* parents.c watches them: they may wait for blocks as long as they answer otherwise. */
+#define HINT_STALL_MS    (WS_ARRIVAL_MS + 10000) /* a parent answers before that why it does not come */
 
 static void record_result(struct ws_poller *p, int rc, const struct ws_error *err)
 {
@@ -104,12 +96,24 @@ static void *poller_main(void *arg)
             continue;
         }
         /* It failed, or answered at once without news: the next poll has to wait. */
-        pause_ms(p, wait_ms, &seed);
+        ws_store_pause(p->store, &p->stop, NULL, wait_ms, &seed);
         const unsigned longest = rc < 0 ? LONGEST_PAUSE_MS : QUIET_PAUSE_MS;
         wait_ms = wait_ms * 2 < longest ? wait_ms * 2 : longest;
     }
     ws_poller_put(p);
     return NULL;
+}
+
+void ws_poller_note_signature(struct ws_poller *p, int rc)
+{
+    if (rc == 0 || rc == -ETIMEDOUT)
+        atomic_store(&p->hung_ns, rc == 0 ? 0 : ws_clock_ns());
+}
+
+bool ws_poller_hung_lately(const struct ws_poller *p)
+{
+    const uint64_t when = atomic_load(&p->hung_ns);
+    return when != 0 && ws_clock_ns() - when < HUNG_NS;
 }
 
 struct ws_poller *ws_poller_get(struct ws_poller *p)
@@ -122,8 +126,10 @@ void ws_poller_put(struct ws_poller *p)
 {
     if (atomic_fetch_sub(&p->refs, 1) != 1)
         return;
+    ws_source_close(p->ucx);
     ws_source_close(p->source);
     free(p->model);
+    json_decref(p->listing);
     free(p);
 }
 
@@ -143,11 +149,21 @@ static int take_index(struct ws_store *s, struct ws_poller *p)
     return -E2BIG;
 }
 
-int ws_poller_start(struct ws_store *s, const char *url, const char *model, const char *below,
-                    const char *token, struct ws_error *err)
+/* Beside an http source, where the mount was told to. Without it weights come by tcp. */
+static void open_ucx(struct ws_poller *p, const struct ws_source_options *options)
+{
+    struct ws_error why = {0};
+
+    if (p->store->options.ucx && !p->is_hint && p->strategy == WS_WAY_TCP &&
+        ws_ucx_source_beside(p->source, options, &p->ucx, &why) < 0)
+        ws_log(WS_LOG_WARN, "store", "weights come by tcp, not by ucx url=%s error=\"%s\"", p->source->url,
+               why.text);
+}
+
+static int start(struct ws_store *s, const char *url, const char *model,
+                 const struct ws_source_options *options, bool is_hint, unsigned *out, struct ws_error *err)
 {
     struct ws_poller *p = calloc(1, sizeof(*p));
-    struct ws_source_options options = s->options.source;
     int rc;
 
     if (!p || (model && !(p->model = strdup(model)))) {
@@ -156,24 +172,27 @@ int ws_poller_start(struct ws_store *s, const char *url, const char *model, cons
     }
     p->store = s;
     atomic_init(&p->refs, 2); /* the store's and the thread's */
-    options.below = below;
-    options.token = token ? token : options.token;
-    options.stop = &s->stop;
-    rc = ws_source_open(url, &options, &p->source, err);
+    p->is_hint = is_hint;
+    rc = ws_source_open(url, options, &p->source, err);
     if (rc < 0) {
         free(p->model);
         free(p);
         return rc;
     }
     p->strategy = ws_way_from_url(url);
+    open_ucx(p, options);
     pthread_mutex_lock(&s->lock);
-    rc = take_index(s, p);
-    if (rc < 0)
+    rc = atomic_load(&s->stop) ? -ECANCELED : take_index(s, p);
+    if (rc == -ECANCELED)
+        rc = ws_error_set(err, ECANCELED, "the mount ends");
+    else if (rc < 0)
         rc =
             ws_error_set(err, E2BIG, "cannot add the source %s: a mount has %d at most", url, WS_MAX_SOURCES);
     else if ((rc = ws_thread_start(&p->thread, poller_main, p)) < 0) {
         s->pollers[p->index] = NULL;
         rc = ws_error_set(err, -rc, "cannot start a thread for the source %s: %s", url, strerror(-rc));
+    } else {
+        *out = p->index;
     }
     pthread_mutex_unlock(&s->lock);
     if (rc < 0) {
@@ -181,6 +200,31 @@ int ws_poller_start(struct ws_store *s, const char *url, const char *model, cons
         ws_poller_put(p);
     }
     return rc;
+}
+
+int ws_poller_start(struct ws_store *s, const char *url, const char *model, const char *below,
+                    const char *token, const char *token_file, struct ws_error *err)
+{
+    struct ws_source_options options = s->options.source;
+    unsigned index;
+
+    options.below = below;
+    options.token_file = token ? token_file : options.token_file;
+    options.token = token ? token : options.token;
+    options.stop = &s->stop;
+    return start(s, url, model, &options, false, &index, err);
+}
+
+int ws_poller_start_hint(struct ws_store *s, const char *url, const char *model, const char *token,
+                         const char *token_file, unsigned *out, struct ws_error *err)
+{
+    struct ws_source_options options = s->options.source;
+
+    options.token = token;
+    options.token_file = token_file;
+    options.stall_ms = HINT_STALL_MS;
+    options.stop = &s->stop;
+    return start(s, url, model, &options, true, out, err);
 }
 
 void ws_poller_unlist(struct ws_poller *p, struct ws_store_events *ev)
@@ -191,10 +235,13 @@ void ws_poller_unlist(struct ws_poller *p, struct ws_store_events *ev)
     s->pollers[p->index] = NULL;
     for (struct ws_model *m = s->models; m; m = m->next)
         ws_listing_forget(m, p->index);
-    for (struct ws_model *m = s->models, *next; m; m = next) {
-        next = m->next;
+    for (struct ws_model *m = s->models; m; m = m->next) {
         m->reported[p->index] = false;
         ws_node_parts_reconcile(m, ev);
+    }
+    ws_derived_reconcile(s, ev);
+    for (struct ws_model *m = s->models, *next; m; m = next) {
+        next = m->next;
         ws_listing_renew(m, ev);
         ws_offers_reconcile(m);
         ws_store_events_add(ev, WS_MODEL_OFFERS, m, NULL);

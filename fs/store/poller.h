@@ -8,29 +8,46 @@
 struct ws_poller {
     struct ws_store *store;
     struct ws_source *source;
-    char *model; /* all models when NULL */
+    struct ws_source *ucx;         /* the same by UCX, for whole versions; NULL: not by UCX */
+    _Atomic(uint64_t) ucx_from_ns; /* not before then: it has failed */
+    char *model;                   /* all models when NULL */
     unsigned index;
     int strategy;   /* by which it serves: enum ws_way_id */
     uint64_t order; /* of adding */
     atomic_uint refs;
     atomic_bool stop;
     pthread_t thread;
+    _Atomic uint64_t hung_ns; /* when it last left a request for a signature without an answer; 0: never */
     /* guarded by store->lock */
     bool up, answered;
-    uint64_t agent;      /* its id in the last listing; a new one is an agent that was restarted */
-    bool circles;        /* it lists versions that it has from this mount */
-    bool reported;       /* the mount has reported its state since the source is up */
+    uint64_t agent;            /* its id in the last listing; a new one is an agent that was restarted */
+    bool circles;              /* it lists versions that it has from this mount */
+    bool reported;             /* the mount has reported its state since the source is up */
+    struct ws_report *reports; /* reporter.c: that wait */
+    unsigned n_reports;
+    bool reporting;      /* a thread sends them */
     bool is_static;      /* files behind a web server: no agent that takes reports */
+    bool is_hint;        /* set once: no operator named it, an agent did (parents.h) */
+    bool is_suspect;     /* a parent whose connection broke: parent_watcher.h looks whether it is alive */
+    json_t *listing;     /* of a hint: its last one's models, for when another source lists more; or NULL */
     uint64_t contact_ns; /* 0: never */
     char error[WS_ERROR_TEXT];
 };
 
-/* Opens the source, adds it to store->pollers and starts the thread. below: as in ws_source_options. token: in the
- * place of the store's; NULL: that one. */
+/* Opens the source, adds it to store->pollers and starts the thread. below: as in ws_source_options. token, token_file: in
+ * the place of the store's; token NULL: those. */
 WS_MUST_USE int ws_poller_start(struct ws_store *s, const char *url, const char *model, const char *below,
-                                const char *token, struct ws_error *err);
+                                const char *token, const char *token_file, struct ws_error *err);
+/* The same for a mount that an agent named as a parent (parents.h), for one model. *out: its index. */
+WS_MUST_USE int ws_poller_start_hint(struct ws_store *s, const char *url, const char *model,
+                                     const char *token, const char *token_file, unsigned *out,
+                                     struct ws_error *err);
 struct ws_poller *ws_poller_get(struct ws_poller *p);
 void ws_poller_put(struct ws_poller *p);
+/* Any thread: what became of a request for a signature, rc; and, did the source leave one without an answer in the last
+ * minute? Then others are asked first. */
+void ws_poller_note_signature(struct ws_poller *p, int rc);
+bool ws_poller_hung_lately(const struct ws_poller *p);
 /* With store->lock: tells the thread to stop, and takes the poller out of store->pollers and what it said out
  * of all models. The store's reference is the caller's now, for ws_poller_join. */
 void ws_poller_unlist(struct ws_poller *p, struct ws_store_events *ev);

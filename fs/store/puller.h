@@ -7,8 +7,8 @@
 struct ws_pull; /* the puller's own: a version that is being pulled */
 
 /* How much of a version is wanted. A look at a folder needs the manifest, a look at tensors/ the
- * headers, and only an open needs the weights. */
-enum ws_goal { WS_GOAL_MANIFEST, WS_GOAL_HEADERS, WS_GOAL_ALL };
+ * headers, and only an open needs the weights. WS_GOAL_DELTAS, of a part: which deltas lead to it. */
+enum ws_goal { WS_GOAL_MANIFEST, WS_GOAL_DELTAS, WS_GOAL_HEADERS, WS_GOAL_ALL };
 
 /* All are called with store->lock held, and none waits. */
 struct ws_puller {
@@ -23,6 +23,9 @@ struct ws_puller {
     uint64_t (*progress_ns)(const struct ws_pull *p);
     /* Leaves sources that were silent for their share of the deadline. When to look again, or WS_NEVER. */
     uint64_t (*check_silence)(struct ws_pull *p, uint64_t now_ns);
+    /* Looks at the parents of trees that it uses (parents.h), twice a second: leaves those that are much slower than
+     * its other sources. By index: those that have sent nothing for SILENT_MS (pull/source_select.c). */
+    uint64_t (*watch_parents)(struct ws_pull *p, uint64_t now_ns);
     /* Which source has not answered, or why the last one failed: words after "nothing came: ". */
     void (*describe)(struct ws_pull *p, char out[WS_ERROR_TEXT / 2]);
 };

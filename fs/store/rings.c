@@ -11,7 +11,8 @@ static const struct ws_offer *mount_offer(const struct ws_version *v, unsigned i
 
     while (o && o->index != index)
         o = o->next;
-    return o && o->n_via > 0 ? o : NULL; /* an agent waits for no mount */
+    /* An agent waits for no mount; parents of trees are left by the rules of fs/store/parents.h. */
+    return o && o->n_via > 0 && v->store->pollers[index] && !v->store->pollers[index]->is_hint ? o : NULL;
 }
 
 void ws_rings_begin(struct ws_version *v)

@@ -10,6 +10,7 @@
  * hands the version to the reaper, because giving memory back calls a hook that may wait for the kernel. */
 #ifndef WS_FS_STORE_STATE_H
 #define WS_FS_STORE_STATE_H
+#include "fs/store/needs.h"
 #include "fs/store/puller.h"
 #include "transports/base/clock.h"
 #include "transports/base/limits.h"
@@ -27,12 +28,22 @@ struct ws_handover;
 struct ws_report;
 struct ws_offer;
 struct ws_model_prefs;
+struct ws_parents;
 struct ws_tree;
+struct ws_parts;
+struct ws_part_view;
+struct ws_part_description;
+struct ws_delta_chain;
+struct ws_derived_view;
+struct ws_learned;
+struct ws_tensor_order;
+struct ws_block_set;
 
 /* One file of a version: which of its blocks are here, and where. */
 struct ws_file_state {
     _Atomic(struct ws_region *) region;      /* set once */
     _Atomic(struct ws_safetensors *) header; /* set once */
+    _Atomic(struct ws_tensor_order *) order; /* learned.c: set once; plain memory */
     _Atomic(uint64_t) *here;                 /* bit set: the block is here and was verified */
     atomic_size_t n_here;
 };
@@ -47,28 +58,49 @@ struct ws_version {
     struct ws_store *store;
     struct ws_model *model;
     uint64_t serial, number;
+    uint64_t origin; /* serial of the first in its line: it goes on where another version took the memory */
     char lineage[WS_LINEAGE_CHARS + 1];
     atomic_uint refs; /* 0: the reaper's */
     atomic_uint n_waiters;
-    atomic_int retained;              /* ws_version_retain */
-    atomic_bool way_chosen;           /* how it comes is known: deltas that it uses are in model->deltas */
-    atomic_bool complete;             /* all is here and verified; never unset, not by a drop either */
+    atomic_int retained; /* ws_version_retain */
+    /* its pull was begun to make a view of it (derived.h), and nothing else has asked for it since: it makes room for
+     * others */
+    atomic_bool only_for_views;
+    atomic_bool way_chosen; /* how it comes is known: deltas that it uses are in model->deltas */
+    /* all is here and verified; never unset, not by a drop either, but where its memory went on to another version
+     * (one_copy.h), whom then no reader has */
+    atomic_bool complete;
+    atomic_uint leaving; /* versions that its memory is about to go on to: it is not opened any more */
     pthread_mutex_t header_lock;      /* for parsing a header once; taken alone */
     pthread_mutex_t tensor_diff_lock; /* of tensor_diff; taken alone, for as long as a comparison takes */
     char *tensor_diff;                /* control/tensor_diff.c: its text; NULL: not requested yet */
     /* set once, files before manifest */
     struct ws_file_state *files;
     _Atomic(struct ws_manifest *) manifest;
+    atomic_bool unsealed; /* the manifest says which files there are, and the rest comes with their bytes */
     _Atomic(struct ws_tree *)
         tree; /* of its blocks, checked; NULL: not asked for, or it need not be signed */
+    /* part_view.h */
+    struct ws_parts *parts; /* of a version that is made of parts; set once, before their views */
+    _Atomic(struct ws_part_view *) view;  /* of a part; set once */
+    _Atomic(struct ws_growing *) growing; /* set once */
+    /* what describes a part, while nobody knows where it belongs (part_description.h); set and taken away with store->lock */
+    _Atomic(struct ws_part_description *) description;
+    atomic_bool is_described;              /* all of that came; never unset */
+    _Atomic(struct ws_block_set *) wanted; /* which blocks come (wants.h); NULL: all; set once */
+    atomic_bool is_known;                  /* all its tensors are learned (learned.h); never unset */
+    /* of a part, for its next pull: deltas that a source has listed (pull/parts_way.h); plain memory */
+    _Atomic(struct ws_delta_chain *) listed_deltas;
     /* counted by lanes */
     _Atomic(uint64_t) moved_bytes, bad_blocks;
     /* guarded by store->lock */
     char digest[33]; /* as listed, then the manifest's */
     uint64_t listed_bytes, created_ns;
+    uint64_t known_ns; /* when a source listed it first, by this host's clock */
     enum ws_version_state state;
     bool named, pinned;
-    unsigned n_switches;           /* that go to it now */
+    unsigned n_switches;           /* that go to it now; each has a reference, and reads no bytes */
+    unsigned n_base_for;           /* pulls that want it as a delta base (one_copy.h) */
     bool dying;                    /* the reaper has it: no look-up finds it */
     bool live;                     /* of the live lineage, so that its name is N; else N@RUN */
     uint64_t sources;              /* bit i: the poller with index i lists it */
@@ -103,10 +135,21 @@ struct ws_model_claim {
     bool direct; /* it lists the model itself, not only a part of it, so it gets reports */
 };
 
+/* parents.h: by stripe the indices of the parent and of the parent's; -1: none. */
+struct ws_model_parents {
+    bool is_told;     /* by an agent */
+    uint64_t told_ns; /* when it named other ones than before */
+    int of[WS_FANOUT_STRIPES][2];
+};
+
 struct ws_model {
     struct ws_store *store;
     char *name;
     uint64_t id;
+    const struct ws_derived_view *derived; /* NULL: it is no view that is made here */
+    const struct ws_need *need;            /* NULL: all of it is needed, or what is learned (needs.h) */
+    struct ws_learned *learned;            /* NULL: it is not with need=learn; the store's */
+    char *base;                            /* of a hidden model: the one that it has parts of; else NULL */
     atomic_uint refs;
     /* guarded by store->lock */
     bool listed;                        /* in store->models */
@@ -118,12 +161,19 @@ struct ws_model {
     struct ws_histogram pulls; /* seconds of complete pulls */
     struct ws_desired desired;
     unsigned desired_from;         /* index of the source that it is from */
+    bool desired_is_hint;          /* that is a parent (parents.h): any other source's takes its place */
     bool reported[WS_MAX_SOURCES]; /* the source with that index has a report of this mount's state */
-    struct ws_delta_set deltas;    /* fetched ones, for chains and for mounts that pull from this one */
+    struct ws_model_parents parents;
+    struct ws_delta_set deltas;   /* fetched ones, for chains and for mounts that pull from this one */
+    struct ws_delta_set way_back; /* made here (way_back.h) */
+    uint64_t way_back_bytes;      /* of the cache, for those */
+    struct ws_version_id
+        directed; /* to which the one copy goes (one_copy.h); lineage empty: the current one */
     /* node_parts.c */
     unsigned part_index, part_count; /* of a hidden model; count 0: it is not hidden */
     char *nodes[WS_MAX_NODE_PARTS];  /* by part: the agent that has it, as it calls itself; NULL: unknown */
     uint64_t missing_number, missing_since_ns;
+    bool layout_changed; /* the map of the version before did not fit a version that is to be pulled again */
     bool missing_agent, warned;  /* no source has ever listed one of the parts; that was logged */
     char missing[WS_ERROR_TEXT]; /* which parts of the newest version no source offers; empty: none */
     struct ws_model *next;       /* by name */
@@ -139,7 +189,9 @@ struct ws_store {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a source answered, a pull ended, memory came back; monotonic clock */
     _Atomic(uint64_t) moved_bytes, bad_blocks, retries;
-    struct ws_speeds speeds;                      /* as measured or given; its members are atomic */
+    _Atomic(uint64_t)
+        on_demand_bytes;     /* of moved_bytes: blocks that were fetched for a read alone (pull/lazy.h) */
+    struct ws_speeds speeds; /* as measured or given; its members are atomic */
     atomic_uint n_moving[WS_PRIORITY_READER + 1]; /* lanes inside a fetch, by priority */
     /* set before the first source is added, then only read */
     struct {
@@ -149,7 +201,13 @@ struct ws_store {
     atomic_uint n_listeners; /* 0 again once the store stops: the end is no event */
     void (*reclaim)(void *arg, struct ws_version *v);
     void *reclaim_arg;
+    struct ws_store_readers readers;
+    struct ws_derived_view *derived; /* views that this mount makes: derived.h */
+    size_t n_derived;
+    struct ws_store_need needs[WS_MAX_NEEDS];
+    size_t n_needs;
     /* guarded by lock */
+    struct ws_learned *learned; /* by model */
     struct ws_model *models;
     size_t n_models;
     struct ws_poller *pollers[WS_MAX_SOURCES]; /* by index, which is the source's bit */
@@ -160,6 +218,7 @@ struct ws_store {
     struct ws_version *ids[WS_ID_BUCKETS];
     uint64_t used_bytes;    /* of the cache, by versions with and without a name */
     uint64_t waiting_bytes; /* by those without a name */
+    bool keeps_one_copy;    /* of each model: copies=auto has found that two do not fit (one_copy.h) */
     uint64_t pulls_ok, pulls_failed;
     unsigned n_pulls;
     /* waiters.c */
@@ -171,15 +230,19 @@ struct ws_store {
     pthread_cond_t reaper_changed;
     struct ws_version *dead, **last_dead;
     bool reaper_over;
+    struct ws_parents
+        *parents; /* NULL: this mount takes no part in trees; set before the first source is added */
     /* reporter.c */
-    pthread_t reporter;
-    pthread_cond_t reporter_changed;
-    struct ws_report *reports, **last_report;
-    unsigned n_reports; /* with the one that is being sent */
+    unsigned n_reports;   /* that wait or are being sent, to all agents */
+    unsigned n_reporters; /* threads */
     bool threads_stop;
 };
 
 void ws_store_put(struct ws_store *s); /* the last one frees it; without any lock */
+/* Sleeps ms, a quarter more or less so that many mounts do not wake at once, or until *stop, or *wakes (guarded by
+ * store->lock; NULL: nothing else wakes it), after which store->changed is broadcast. Without any lock. */
+void ws_store_pause(struct ws_store *s, const atomic_bool *stop, const bool *wakes, unsigned ms,
+                    unsigned *seed);
 
 static inline uint64_t ws_bit(unsigned index)
 {

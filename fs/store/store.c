@@ -1,9 +1,12 @@
 /* The store itself: its options, its threads and their end, sources that are added and removed, figures. */
 #include "fs/store/cache_budget.h"
+#include "fs/store/derived.h"
 #include "fs/store/events.h"
+#include "fs/store/learned.h"
 #include "fs/store/listing.h"
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
+#include "fs/store/parents.h"
 #include "fs/store/poller.h"
 #include "fs/store/reaper.h"
 #include "fs/store/reporter.h"
@@ -33,7 +36,8 @@
 
 static char **option_strings(struct ws_source_options *o, unsigned i)
 {
-    const char **strings[] = {&o->token, &o->ca_file, &o->cert_file, &o->key_file, &o->mount_id};
+    const char **strings[] = {&o->token,     &o->token_file, &o->ca_file,
+                              &o->cert_file, &o->key_file,   &o->mount_id};
 
     return i < sizeof(strings) / sizeof(strings[0]) ? (char **)strings[i] : NULL;
 }
@@ -94,6 +98,19 @@ static int copy_options(struct ws_store_options *o, const struct ws_store_option
     return rc;
 }
 
+void ws_store_pause(struct ws_store *s, const atomic_bool *stop, const bool *wakes, unsigned ms,
+                    unsigned *seed)
+{
+    const uint64_t ns = (uint64_t)ms * 750000UL + (uint64_t)rand_r(seed) % ((uint64_t)ms * 500000UL);
+    const uint64_t until = ws_clock_ns() + ns;
+
+    pthread_mutex_lock(&s->lock);
+    while (!atomic_load(stop) && !(wakes && *wakes) &&
+           ws_cond_wait_until(&s->changed, &s->lock, until) != ETIMEDOUT)
+        ;
+    pthread_mutex_unlock(&s->lock);
+}
+
 /* --- life --- */
 
 void ws_store_put(struct ws_store *s)
@@ -101,11 +118,14 @@ void ws_store_put(struct ws_store *s)
     if (atomic_fetch_sub(&s->refs, 1) != 1)
         return;
     ws_pool_free(s->pool);
+    ws_parents_free(s);
+    ws_derived_free(s);
+    ws_needs_free(s);
+    ws_learned_free_all(s);
     for (size_t i = 0; i < WS_MAX_MODELS; i++)
         free(s->removed[i]);
     free_options(&s->options);
     ws_transport_prefs_clear(s);
-    pthread_cond_destroy(&s->reporter_changed);
     pthread_cond_destroy(&s->reaper_changed);
     pthread_cond_destroy(&s->deadline_changed);
     pthread_cond_destroy(&s->changed);
@@ -118,7 +138,6 @@ static void set_threads_stop(struct ws_store *s)
     pthread_mutex_lock(&s->lock);
     s->threads_stop = true;
     pthread_cond_broadcast(&s->deadline_changed);
-    pthread_cond_broadcast(&s->reporter_changed);
     pthread_cond_broadcast(&s->reaper_changed);
     pthread_mutex_unlock(&s->lock);
 }
@@ -129,15 +148,9 @@ static int start_threads(struct ws_store *s, struct ws_error *err)
 
     if (rc < 0)
         return rc;
-    rc = ws_reporter_start(s, err);
-    if (rc < 0)
-        goto stop_waiters;
     rc = ws_reaper_start(s, err);
     if (rc == 0)
         return 0;
-    set_threads_stop(s);
-    ws_reporter_stop(s);
-stop_waiters:
     set_threads_stop(s);
     ws_waiters_stop(s);
     return rc;
@@ -158,10 +171,8 @@ int ws_store_new(struct ws_store **out, const struct ws_puller *puller,
     ws_cond_init(&s->changed);
     ws_cond_init(&s->deadline_changed);
     ws_cond_init(&s->reaper_changed);
-    ws_cond_init(&s->reporter_changed);
     s->next_deadline_ns = WS_NEVER;
     s->last_dead = &s->dead;
-    s->last_report = &s->reports;
     s->speeds = options->speeds;
     rc = copy_options(&s->options, options, err);
     if (rc == 0 && getrandom(&s->id, sizeof(s->id), 0) != (ssize_t)sizeof(s->id))
@@ -231,6 +242,7 @@ void ws_store_stop(struct ws_store *s)
         ws_model_unlist(s->models, &events);
     pthread_mutex_unlock(&s->lock);
     ws_store_events_notify(&events, s);
+    ws_parents_stop(s); /* before the pollers, which it adds and removes: none come any more */
     for (unsigned i = 0; i < n; i++)
         ws_poller_join(pollers[i]);
     set_threads_stop(s);
@@ -273,18 +285,18 @@ static void remember_removed(struct ws_store *s, const char *model)
 int ws_store_add(struct ws_store *s, const char *url, const char *model, const char *below,
                  struct ws_error *err)
 {
-    return ws_store_add_with(s, url, model, below, NULL, err);
+    return ws_store_add_with(s, url, model, below, NULL, NULL, err);
 }
 
 int ws_store_add_with(struct ws_store *s, const char *url, const char *model, const char *below,
-                      const char *token, struct ws_error *err)
+                      const char *token, const char *token_file, struct ws_error *err)
 {
     struct ws_store_events events;
     int rc;
 
     if (model && !ws_name_is_model(model))
         return ws_error_set(err, EINVAL, "'%.100s' cannot be a model: %s", model, WS_MODEL_NAME_RULE);
-    rc = ws_poller_start(s, url, model, below, token, err);
+    rc = ws_poller_start(s, url, model, below, token, token_file, err);
     if (rc < 0 || !model)
         return rc;
     ws_store_events_init(&events);
@@ -314,12 +326,46 @@ int ws_store_remove(struct ws_store *s, const char *model, struct ws_error *err)
         n = unlist_pollers(s, model, pollers, &events);
         ws_node_parts_unlist(m, &events);
         ws_model_unlist(m, &events);
+        ws_derived_follow(m, &events);
     }
     pthread_mutex_unlock(&s->lock);
     ws_store_events_notify(&events, s);
     for (unsigned i = 0; i < n; i++)
         ws_poller_join(pollers[i]);
     return rc;
+}
+
+static bool is_same_url(const char *a, const char *b)
+{
+    size_t n = strlen(a), k = strlen(b);
+
+    while (n > 0 && a[n - 1] == '/')
+        n--;
+    while (k > 0 && b[k - 1] == '/')
+        k--;
+    return n == k && memcmp(a, b, n) == 0;
+}
+
+void ws_store_remove_source(struct ws_store *s, const char *model, const char *url)
+{
+    struct ws_poller *pollers[WS_MAX_SOURCES];
+    struct ws_store_events events;
+    unsigned n = 0;
+
+    ws_store_events_init(&events);
+    pthread_mutex_lock(&s->lock);
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
+        struct ws_poller *p = s->pollers[i];
+        if (p && !p->is_hint && p->model && strcmp(p->model, model) == 0 &&
+            is_same_url(p->source->url, url)) {
+            pollers[n++] = p;
+            ws_poller_unlist(p, &events);
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+    ws_store_events_notify(&events, s);
+    for (unsigned i = 0; i < n; i++)
+        ws_poller_join(pollers[i]);
 }
 
 bool ws_store_wait_first(struct ws_store *s, unsigned timeout_ms)
@@ -380,6 +426,19 @@ void ws_store_listen(struct ws_store *s, ws_store_listener *listener, void *arg)
     atomic_store(&s->n_listeners, n + 1);
 }
 
+void ws_store_set_readers(struct ws_store *s, const struct ws_store_readers *readers)
+{
+    s->readers = *readers;
+}
+
+const char *ws_copies_name(enum ws_copies copies)
+{
+    static const char *const names[] = {
+        [WS_COPIES_TWO] = "2", [WS_COPIES_ONE] = "1", [WS_COPIES_AUTO] = "auto"};
+
+    return names[copies];
+}
+
 void ws_store_set_reclaim(struct ws_store *s, void (*reclaim)(void *arg, struct ws_version *v), void *arg)
 {
     s->reclaim_arg = arg;
@@ -394,6 +453,7 @@ void ws_store_stats(struct ws_store *s, struct ws_store_stats *out)
     ws_pool_stats(s->pool, &pool);
     out->cache_bytes = s->options.cache_bytes;
     out->moved_bytes = atomic_load(&s->moved_bytes);
+    out->on_demand_bytes = atomic_load(&s->on_demand_bytes);
     out->bad_blocks = atomic_load(&s->bad_blocks);
     out->retries = atomic_load(&s->retries);
     pthread_mutex_lock(&s->lock);

@@ -6,11 +6,12 @@
 #include <string.h>
 
 #define SEPARATORS ",:" /* colons in mount options, which commas separate from each other */
-#define ALL        "packed_cuda_ipc, cuda_ipc, ipc, broadcast, dir, tcp"
+#define ALL        "packed_cuda_ipc, cuda_ipc, ipc, broadcast, dir, ucx, tcp"
 
 static const struct ws_transport_prefs fastest_first = {
     .n = WS_N_WAYS,
-    .id = {WS_WAY_PACKED_CUDA_IPC, WS_WAY_CUDA_IPC, WS_WAY_IPC, WS_WAY_BROADCAST, WS_WAY_DIR, WS_WAY_TCP},
+    .id = {WS_WAY_PACKED_CUDA_IPC, WS_WAY_CUDA_IPC, WS_WAY_IPC, WS_WAY_BROADCAST, WS_WAY_DIR, WS_WAY_UCX,
+           WS_WAY_TCP},
 };
 
 static const struct ws_transport_prefs *spelled_out(const struct ws_transport_prefs *s)

@@ -7,11 +7,15 @@
  */
 #include "fs/store/version.h"
 #include "fs/store/content.h"
+#include "fs/store/growing.h"
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
 #include "fs/store/offers.h"
+#include "fs/store/part_view.h"
 #include "fs/store/poller.h"
 #include "fs/store/reaper.h"
+#include "fs/store/wants.h"
+#include "fs/store/way_back.h"
 #include "transports/base/clock.h"
 #include <assert.h>
 #include <errno.h>
@@ -44,7 +48,7 @@ struct ws_version *ws_version_new(struct ws_model *m, uint64_t number, const cha
         return NULL;
     v->store = s;
     v->model = ws_model_get(m);
-    v->serial = ++s->next_id;
+    v->serial = v->origin = ++s->next_id;
     v->number = number;
     snprintf(v->lineage, sizeof(v->lineage), "%s", run);
     atomic_init(&v->refs, 1);
@@ -67,6 +71,7 @@ void ws_version_delete(struct ws_version *v)
 {
     assert(atomic_load(&v->refs) <= 1 && !v->named && !v->pull && !v->waiters && !v->mapped_from);
     ws_content_free(v);
+    ws_growing_free(v);
     ws_offers_free(v);
     pthread_mutex_destroy(&v->header_lock);
     pthread_mutex_destroy(&v->tensor_diff_lock);
@@ -95,20 +100,79 @@ void ws_version_set_state(struct ws_version *v, enum ws_version_state state, str
         ws_store_events_add(ev, WS_VERSION_STATE, v->model, v);
 }
 
-static void remove_name(struct ws_version *v, struct ws_store_events *ev)
+/* Out of its model's list. */
+static void take_out(struct ws_version *v)
 {
-    struct ws_model *m = v->model;
-    struct ws_version **at = &m->versions;
+    struct ws_version **at = &v->model->versions;
 
     while (*at != v)
         at = &(*at)->next;
     *at = v->next;
     v->next = NULL;
     v->named = false;
-    m->n_versions--;
+    v->model->n_versions--;
+}
+
+static void remove_name(struct ws_version *v, struct ws_store_events *ev)
+{
+    struct ws_model *m = v->model;
+
+    take_out(v);
     v->store->waiting_bytes += v->own_bytes;
     v->state = WS_DROPPING;
     ws_store_events_add(ev, WS_VERSION_GONE, m, v);
+}
+
+/* What sources list of a version goes on to the one that has its name next. */
+static void hand_on_listing(struct ws_version *v, struct ws_version *again)
+{
+    again->listed_bytes = v->listed_bytes;
+    again->created_ns = v->created_ns;
+    again->sources = v->sources;
+    again->in_parts = v->in_parts;
+    again->offers = v->offers;
+    again->disputed = v->disputed;
+    v->offers = NULL;
+    again->partial = v->partial;
+    again->on_gpus = v->on_gpus;
+}
+
+static void replace(struct ws_version **link, struct ws_version *v, struct ws_version *by)
+{
+    if (*link != v)
+        return;
+    *link = ws_version_get(by);
+    ws_version_put_locked(v); /* the name has another */
+}
+
+struct ws_version *ws_version_go_on(struct ws_version *v, struct ws_manifest *manifest,
+                                    struct ws_safetensors **headers, struct ws_store_events *ev)
+{
+    struct ws_model *m = v->model;
+    struct ws_version *again = ws_version_new(m, v->number, v->lineage);
+
+    assert(v->named && !v->pull && v->own_bytes == 0);
+    if (!again)
+        return NULL;
+    if (manifest && ws_content_set_manifest(again, manifest, NULL) < 0) {
+        take_out(again);
+        ws_version_put_locked(again);
+        return NULL;
+    }
+    for (size_t i = 0; manifest && headers && i < manifest->n_files; i++)
+        atomic_store(&again->files[i].header, headers[i]);
+    atomic_store(&again->tree, atomic_exchange(&v->tree, NULL));
+    again->origin = v->origin;
+    hand_on_listing(v, again);
+    if (!manifest)
+        snprintf(again->digest, sizeof(again->digest), "%s", ws_offers_digest(again));
+    atomic_store(&v->complete, false);
+    replace(&m->current, v, again);
+    replace(&m->previous, v, again);
+    remove_name(v, ev);
+    ws_store_events_add(ev, WS_VERSION_KNOWN, m, again);
+    ws_version_put_locked(v);
+    return again;
 }
 
 void ws_version_retire(struct ws_version *v, struct ws_store_events *ev)
@@ -117,6 +181,8 @@ void ws_version_retire(struct ws_version *v, struct ws_store_events *ev)
     struct ws_version *again;
 
     assert(v->named && m->current != v);
+    if (v->own_bytes || ws_part_view(v))
+        ws_way_back_clear(m); /* all ways begin there */
     if (m->previous == v) {
         m->previous = NULL;
         ws_version_put_locked(v);
@@ -124,19 +190,12 @@ void ws_version_retire(struct ws_version *v, struct ws_store_events *ev)
     if (v->pull)
         v->store->puller->stop(v->pull);
     remove_name(v, ev);
+    ws_node_parts_retire(v, ev);
     if (m->listed && ws_version_is_offered(v) && ws_version_is_live(v)) {
         again = ws_version_new(m, v->number, v->lineage);
         if (again) {
             snprintf(again->digest, sizeof(again->digest), "%s", ws_offers_digest(v));
-            again->listed_bytes = v->listed_bytes;
-            again->created_ns = v->created_ns;
-            again->sources = v->sources;
-            again->in_parts = v->in_parts;
-            again->offers = v->offers;
-            again->disputed = v->disputed;
-            v->offers = NULL;
-            again->partial = v->partial;
-            again->on_gpus = v->on_gpus;
+            hand_on_listing(v, again);
             ws_store_events_add(ev, WS_VERSION_KNOWN, m, again);
         }
     }
@@ -223,6 +282,8 @@ bool ws_version_has_bytes(const struct ws_version *v)
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
 
+    if (ws_part_view(v))
+        return true;
     for (size_t i = 0; m && i < m->n_files; i++) {
         if (atomic_load(&v->files[i].region))
             return true;
@@ -230,18 +291,29 @@ bool ws_version_has_bytes(const struct ws_version *v)
     return false;
 }
 
-bool ws_version_comes_whole(const struct ws_version *v)
+bool ws_version_comes_whole(const struct ws_version *v, uint64_t refused)
 {
+    const uint64_t sources = v->sources & ~refused;
     bool whole = false, partial = false;
 
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
         const struct ws_poller *p = v->store->pollers[i];
-        if (!p || !p->up || !(v->sources & ws_bit(i)))
+        if (!p || !p->up || !(sources & ws_bit(i)))
             continue;
         *(v->partial & ws_bit(i) ? &partial : &whole) = true;
     }
     /* where no source has it any more, the transfer reports that */
-    return whole || (!partial && (!v->sources || (v->sources & ~v->partial)));
+    return whole || (!partial && (!sources || (sources & ~v->partial)));
+}
+
+bool ws_version_is_archived(const struct ws_version *v)
+{
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++) {
+        const struct ws_poller *p = v->store->pollers[i];
+        if (p && p->is_static && (v->sources & ws_bit(i)))
+            return true;
+    }
+    return false;
 }
 
 struct ws_version_id ws_version_id(const struct ws_version *v)
@@ -252,6 +324,16 @@ struct ws_version_id ws_version_id(const struct ws_version *v)
 uint64_t ws_version_serial(const struct ws_version *v)
 {
     return v->serial;
+}
+
+uint64_t ws_version_origin(const struct ws_version *v)
+{
+    return v->origin;
+}
+
+bool ws_version_is_leaving(const struct ws_version *v)
+{
+    return atomic_load(&v->leaving) > 0;
 }
 
 struct ws_model *ws_version_model(const struct ws_version *v)
@@ -299,15 +381,16 @@ enum ws_version_state ws_version_state(struct ws_version *v)
 
 void ws_version_info(struct ws_version *v, struct ws_version_info *out)
 {
-    const struct ws_manifest *m = atomic_load(&v->manifest);
+    const struct ws_manifest *m = ws_version_files(v);
 
     memset(out, 0, sizeof(*out));
     out->number = v->number;
     snprintf(out->lineage, sizeof(out->lineage), "%s", v->lineage);
-    out->has_manifest = m != NULL;
+    out->has_manifest = ws_version_has_manifest(v);
     out->have_bytes = ws_content_bytes(v);
     out->moved_bytes = atomic_load(&v->moved_bytes);
     out->bad_blocks = atomic_load(&v->bad_blocks);
+    out->needed_bytes = m && atomic_load(&v->wanted) ? ws_version_wanted_bytes(v) : 0;
     pthread_mutex_lock(&v->store->lock);
     memcpy(out->digest, v->digest, sizeof(out->digest));
     out->total_bytes = m ? m->total_bytes : v->listed_bytes;

@@ -1,7 +1,9 @@
 /* Version operations: what a command does with a version: pull it, wait for it, drop it, pin it. */
 #include "fs/store/model.h"
+#include "fs/store/one_copy.h"
 #include "fs/store/version.h"
 #include "fs/store/waiters.h"
+#include "fs/store/way_back.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include <errno.h>
@@ -118,6 +120,7 @@ void ws_version_start(struct ws_version *v, enum ws_priority priority)
 {
     struct ws_store *s = v->store;
 
+    atomic_store(&v->only_for_views, false);
     pthread_mutex_lock(&s->lock);
     /* Best effort: the version's error says already why no pull can start. */
     if (s->puller->request(v, WS_GOAL_ALL, priority) < 0)
@@ -128,13 +131,18 @@ void ws_version_start(struct ws_version *v, enum ws_priority priority)
 const struct ws_manifest *ws_version_manifest(struct ws_version *v, struct ws_error *err)
 {
     if (!ws_version_has_manifest(v)) {
-        int rc = wait_for(v, 0, WS_PRIORITY_READER, WS_REPLY_TIMEOUT_MS, NULL);
+        int rc = wait_for(v, WS_FILE_MANIFEST, WS_PRIORITY_READER, WS_REPLY_TIMEOUT_MS, NULL);
         if (rc < 0) {
             explain(v, rc, WS_REPLY_TIMEOUT_MS, err);
             return NULL;
         }
     }
     return atomic_load(&v->manifest);
+}
+
+const struct ws_manifest *ws_version_files(struct ws_version *v)
+{
+    return atomic_load_explicit(&v->manifest, memory_order_acquire);
 }
 
 int ws_version_drop(struct ws_version *v, struct ws_error *err)
@@ -153,13 +161,24 @@ int ws_version_drop(struct ws_version *v, struct ws_error *err)
                           v->model->name, v->number);
     else if (v->n_switches > 0)
         rc = ws_error_set(err, EBUSY,
-                          "engines are being switched to %s/%lu: write cancel to its ctl, or wait for the "
-                          "switch's end",
+                          "engines are being switched to %s/%lu, or still have it as an adapter "
+                          "(adapters=MODEL:K): wait for "
+                          "the switch's end, write cancel to its ctl, or load newer ones",
                           v->model->name, v->number);
     else if (v->pinned)
         rc = ws_error_set(err, EBUSY, "%s/%lu is pinned: echo \"unpin %lu\" > /wsync/%s/ctl first",
                           v->model->name, v->number, v->number, v->model->name);
-    else if (ws_version_has_bytes(v) || v->pull || v->state == WS_FAILED)
+    else if (v->own_bytes > 0 && v->model->current && ws_one_copy_applies(v))
+        rc = ws_error_set(err, EBUSY,
+                          "%s/%lu is what is in memory, where there is one copy (copies), and %lu, which the "
+                          "engines serve, is "
+                          "made of it: echo %lu > /wsync/%s/version first",
+                          v->model->name, v->number, v->model->current->number, v->model->current->number,
+                          v->model->name);
+    else if (v->own_bytes == 0 && ws_way_back_leads_to(v)) {
+        ws_way_back_clear(v->model);
+        ws_model_reconcile(v->model, &events);
+    } else if (ws_version_has_bytes(v) || v->pull || v->state == WS_FAILED)
         ws_version_retire(v, &events);
     pthread_mutex_unlock(&s->lock);
     ws_store_events_notify(&events, s);

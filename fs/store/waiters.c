@@ -5,6 +5,9 @@
 #include "fs/store/waiters.h"
 #include "fs/store/content.h"
 #include "fs/store/events.h"
+#include "fs/store/growing.h"
+#include "fs/store/part_description.h"
+#include "fs/store/wants.h"
 #include "transports/base/clock.h"
 #include "transports/base/workers.h"
 #include <assert.h>
@@ -23,7 +26,15 @@ bool ws_waiter_is_satisfied(struct ws_version *v, size_t file, size_t first, siz
         return atomic_load(&v->complete);
     if (file == WS_FILE_HEADERS)
         return ws_content_has_headers(v);
-    return m && (n == 0 || (file < m->n_files && ws_content_has(v, file, first, n)));
+    if (file == WS_FILE_MANIFEST)
+        return ws_version_has_manifest(v);
+    return m && (n == 0 || (file < m->n_files && ws_version_waits_for_none(v, file, first, n)));
+}
+
+/* Blocks that describe a part are passed on before they have a place. With store->lock. */
+static bool is_satisfied(struct ws_version *v, size_t file, size_t first, size_t n)
+{
+    return ws_waiter_is_satisfied(v, file, first, n) || ws_part_description_shows(v, file, first, n);
 }
 
 /* --- the list; with store->lock --- */
@@ -48,9 +59,16 @@ static void dequeue(struct ws_version *v, struct ws_waiter *w)
     atomic_fetch_sub(&v->n_waiters, 1);
 }
 
+static bool grows_enough(const struct ws_version *v, const struct ws_waiter *w)
+{
+    uint64_t attempt;
+
+    return w->some_bytes > 0 && ws_growing_bytes(v, w->file, w->first, &attempt) >= w->some_bytes;
+}
+
 static bool is_over(struct ws_waiter *w)
 {
-    return ws_waiter_is_satisfied(w->version, w->file, w->first, w->n);
+    return is_satisfied(w->version, w->file, w->first, w->n) || grows_enough(w->version, w);
 }
 
 struct ws_waiter *ws_waiters_collect(struct ws_version *v, int code)
@@ -119,6 +137,8 @@ static int add(struct ws_version *v, size_t file, size_t first, size_t n, enum w
     int rc;
 
     assert(w->done);
+    if (file == WS_FILE_ALL || n > 0)
+        atomic_store(&v->only_for_views, false);
     if (ws_waiter_is_satisfied(v, file, first, n))
         return 1;
     w->version = v;
@@ -130,14 +150,14 @@ static int add(struct ws_version *v, size_t file, size_t first, size_t n, enum w
     w->result = 0;
     pthread_mutex_lock(&s->lock);
     atomic_fetch_add(&v->n_waiters, 1);
-    if (ws_waiter_is_satisfied(v, file, first, n)) {
+    if (is_satisfied(v, file, first, n) || grows_enough(v, w)) {
         atomic_fetch_sub(&v->n_waiters, 1);
         pthread_mutex_unlock(&s->lock);
         return 1;
     }
     enqueue(v, w);
     m = atomic_load(&v->manifest);
-    if (file != WS_FILE_ALL && file != WS_FILE_HEADERS && m && file >= m->n_files)
+    if (file < WS_FILE_MANIFEST && m && file >= m->n_files)
         rc = -EINVAL;
     else
         rc = s->puller->request(v, goal_for(file, n), priority);

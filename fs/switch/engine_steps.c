@@ -1,5 +1,7 @@
 #include "fs/switch/engine_steps.h"
 #include "backends/engine/load.h"
+#include "fs/switch/adapter_steps.h"
+#include "fs/switch/draft_steps.h"
 #include "fs/switch/settings.h"
 #include "transports/base/clock.h"
 #include "transports/base/workers.h"
@@ -12,7 +14,6 @@
 #define RESUME_TRIES 3
 #define RESUME_NS    (5 * WS_SECOND_NS) /* whatever the deadline: what has loaded is not left paused for it */
 
-/* For the way back: no deadline and no cancel leaves engines half-way; only the mount's end does. */
 static void init_patient_call(struct ws_switch_engine *se, struct ws_engine_call *call)
 {
     struct ws_control *c = se->run->control;
@@ -30,19 +31,40 @@ static void init_call(struct ws_switch_engine *se, struct ws_engine_call *call)
     }
     ws_engine_call_init(se->engine, r->control, call);
     call->target.cancel[1] = r->options->cancel;
-    call->target.cancel[2] = &se->controller->cancel;
+    call->target.cancel[2] = se->target ? &se->controller->cancel : &r->items[0].controller->cancel;
     call->target.end_ns = r->deadline_ns;
+}
+
+void ws_engine_step_call(struct ws_switch_engine *se, bool patient, struct ws_engine_call *call)
+{
+    if (patient)
+        init_patient_call(se, call);
+    else
+        init_call(se, call);
+}
+
+bool ws_engine_step_is_of(const struct ws_switch_engine *se, const struct ws_switch_item *item)
+{
+    bool is = se->target == item || se->draft == item;
+    for (size_t i = 0; i < se->n_adapters; i++)
+        is = is || se->adapters[i].item == item;
+    return is;
+}
+
+bool ws_engine_step_pauses(const struct ws_switch_engine *se)
+{
+    return se->target || se->draft;
 }
 
 /* --- its condition --- */
 
-static struct ws_condition *lock(const struct ws_switch_engine *se)
+struct ws_condition *ws_engine_step_lock(const struct ws_switch_engine *se)
 {
     pthread_mutex_lock(&se->run->control->lock);
     return &se->engine->condition;
 }
 
-static void unlock(const struct ws_switch_engine *se)
+void ws_engine_step_unlock(const struct ws_switch_engine *se)
 {
     pthread_mutex_unlock(&se->run->control->lock);
 }
@@ -50,8 +72,10 @@ static void unlock(const struct ws_switch_engine *se)
 void ws_engine_step_begin(struct ws_switch_run *r)
 {
     for (size_t i = 0; i < r->n; i++) {
-        const bool free = ws_condition_begin(lock(&r->engines[i]));
-        unlock(&r->engines[i]);
+        if (!ws_engine_step_pauses(&r->engines[i]))
+            continue;
+        const bool free = ws_condition_begin(ws_engine_step_lock(&r->engines[i]));
+        ws_engine_step_unlock(&r->engines[i]);
         assert(free); /* the controller is claimed */
     }
     ws_settings_save(r->control);
@@ -61,30 +85,33 @@ void ws_engine_step_over(struct ws_switch_run *r)
 {
     const bool ending = atomic_load(&r->control->stop);
     for (size_t i = 0; i < r->n; i++) {
-        ws_condition_over(lock(&r->engines[i]), ending);
-        unlock(&r->engines[i]);
+        if (!ws_engine_step_pauses(&r->engines[i]))
+            continue;
+        ws_condition_over(ws_engine_step_lock(&r->engines[i]), ending);
+        ws_engine_step_unlock(&r->engines[i]);
     }
     ws_settings_save(r->control);
 }
 
 bool ws_engine_step_has_changed(const struct ws_switch_engine *se)
 {
-    const bool is = ws_condition_has_changed(lock(se));
-    unlock(se);
-    return is;
+    const bool is = ws_condition_has_changed(ws_engine_step_lock(se));
+    ws_engine_step_unlock(se);
+    return is || se->draft_told;
 }
 
 bool ws_engine_step_was_resumed(const struct ws_switch_engine *se)
 {
-    const bool is = ws_condition_was_resumed(lock(se));
-    unlock(se);
+    const struct ws_condition *c = ws_engine_step_lock(se);
+    const bool is = ws_condition_was_resumed(c) || (se->draft_told && !ws_condition_has_changed(c));
+    ws_engine_step_unlock(se);
     return is;
 }
 
 static bool may_run(const struct ws_switch_engine *se)
 {
-    const bool is = ws_condition_may_run(lock(se));
-    unlock(se);
+    const bool is = ws_condition_may_run(ws_engine_step_lock(se));
+    ws_engine_step_unlock(se);
     return is;
 }
 
@@ -131,14 +158,6 @@ static void post_event(struct ws_switch_engine *se, const char *phase, uint64_t 
 
 /* --- one engine --- */
 
-/* Does it name another version than the one it was left with, or has it not been asked what it is? */
-static bool is_another(struct ws_switch_engine *se, const struct ws_engine_serving *now)
-{
-    const bool another = ws_condition_names_another(lock(se), now) || !se->engine->facts.known;
-    unlock(se);
-    return another;
-}
-
 void ws_engine_step_path(const struct ws_switch_engine *se, struct ws_model *m, struct ws_version *v,
                          char out[PATH_MAX])
 {
@@ -149,9 +168,7 @@ void ws_engine_step_path(const struct ws_switch_engine *se, struct ws_model *m, 
              ws_model_name(m), name);
 }
 
-/* The current version, as engines are told it; empty: there is none. path: where this engine sees it; may be
- * NULL. */
-static void find_current(struct ws_switch_engine *se, char text[WS_VERSION_ID_TEXT], char path[PATH_MAX])
+void ws_engine_step_current(struct ws_switch_engine *se, char text[WS_VERSION_ID_TEXT], char path[PATH_MAX])
 {
     struct ws_model *m = ws_store_find(se->run->control->store, se->controller->name);
     struct ws_version *v = m ? ws_model_current(m) : NULL;
@@ -167,55 +184,13 @@ static void find_current(struct ws_switch_engine *se, char text[WS_VERSION_ID_TE
         ws_model_put(m);
 }
 
-/* What it serves now is the way back. Where it names the current version but not its path, and this daemon did
- * not see it load (the engine was added, or the daemon started, later), the path is the current version's. */
-static void record_way_back(struct ws_switch_engine *se, const struct ws_engine_serving *now)
+int ws_engine_step_fail(struct ws_switch_engine *se, uint64_t start, int rc)
 {
-    char current[WS_VERSION_ID_TEXT], path[PATH_MAX];
-    find_current(se, current, path);
-    struct ws_condition *c = lock(se);
-    ws_condition_queried(c, now);
-    if (!c->back_path[0] && current[0] && strcmp(c->back_version, current) == 0)
-        ws_condition_path_found(c, path);
-    unlock(se);
-}
-
-static int fail_before(struct ws_switch_engine *se, uint64_t start, int rc)
-{
-    ws_condition_failed(lock(se), se->err.text);
-    unlock(se);
+    ws_condition_failed(ws_engine_step_lock(se), se->err.text);
+    ws_engine_step_unlock(se);
     se->lost = true;
     post_event(se, "paused", start, rc);
     return rc;
-}
-
-int ws_engine_step_query(struct ws_switch_engine *se)
-{
-    struct ws_engine_call call;
-    struct ws_engine_facts facts;
-    struct ws_engine_serving now = {0};
-    uint64_t start = ws_clock_ns();
-    int rc = ws_engine_ready(se->engine, se->run->control, &se->err);
-    init_call(se, &call);
-    if (rc == 0)
-        rc = se->engine->ops->serving(&call.target, &now, &se->err);
-    if (rc == 0 && is_another(se, &now)) { /* restarted since: it may be of another release, too */
-        rc = ws_engine_query(se->engine, &call.target, &facts, &now, &se->err);
-        if (rc == 0) {
-            (void)lock(se);
-            ws_engine_record(se->engine, &facts, &now);
-            unlock(se);
-        }
-    }
-    if (rc == 0 && now.sleep_unknown && !se->engine->condition.sleep_known)
-        rc = ws_error_set(
-            &se->err, EAGAIN,
-            "it is paused, and its /metrics do not say whether it sleeps: resume it where it was "
-            "paused on purpose, else restart it");
-    if (rc < 0)
-        return fail_before(se, start, rc);
-    record_way_back(se, &now);
-    return 0;
 }
 
 static int pause_engine(struct ws_switch_engine *se)
@@ -226,12 +201,12 @@ static int pause_engine(struct ws_switch_engine *se)
     call.target.acted = &acted;
     int rc = se->engine->ops->pause(&call.target, &se->err);
     se->paused_ns = ws_clock_ns();
-    struct ws_condition *c = lock(se);
+    struct ws_condition *c = ws_engine_step_lock(se);
     if (rc == 0 || acted) /* also when the answer was lost: it is resumed */
         ws_condition_pause_sent(c);
     if (rc == 0)
         ws_condition_paused(c);
-    unlock(se);
+    ws_engine_step_unlock(se);
     return rc;
 }
 
@@ -240,7 +215,7 @@ int ws_engine_step_pause(struct ws_switch_engine *se)
     const uint64_t start = ws_clock_ns();
     int rc = pause_engine(se);
     if (rc < 0)
-        return fail_before(se, start, rc);
+        return ws_engine_step_fail(se, start, rc);
     post_event(se, "paused", start, rc);
     return 0;
 }
@@ -249,15 +224,15 @@ static int load_path(struct ws_switch_engine *se, const char *path, const char *
 {
     struct ws_engine_call call;
     init_call(se, &call);
-    struct ws_condition *c = lock(se);
+    struct ws_condition *c = ws_engine_step_lock(se);
     *told = ws_condition_was_told_to_load(c) || ws_condition_is_broken(c);
     const bool begins = ws_condition_load_begins(c, version);
-    unlock(se);
+    ws_engine_step_unlock(se);
     assert(begins); /* it was paused before */
     int rc = ws_engine_load(se->engine->ops, &call.target, path, version, told, &se->err);
-    c = lock(se);
+    c = ws_engine_step_lock(se);
     ws_condition_load_ended(c, path, *told, rc == 0);
-    unlock(se);
+    ws_engine_step_unlock(se);
     return rc;
 }
 
@@ -308,8 +283,8 @@ static bool may_resume_again(struct ws_switch_engine *se, const struct ws_engine
         return false;
     if (now.reports_paused && !now.paused)
         *rc = 0; /* it did, and the answer was lost */
-    const bool same = !ws_condition_names_another(lock(se), &now);
-    unlock(se);
+    const bool same = !ws_condition_names_another(ws_engine_step_lock(se), &now);
+    ws_engine_step_unlock(se);
     return *rc < 0 && same;
 }
 
@@ -332,8 +307,8 @@ static int resume(struct ws_switch_engine *se, const char *version)
             break;
     }
     if (rc == 0) {
-        const bool runs = ws_condition_runs(lock(se));
-        unlock(se);
+        const bool runs = ws_condition_runs(ws_engine_step_lock(se));
+        ws_engine_step_unlock(se);
         assert(runs);
         record_pause(se);
     }
@@ -345,12 +320,15 @@ static int resume(struct ws_switch_engine *se, const char *version)
 int ws_engine_step_resume(struct ws_switch_engine *se)
 {
     uint64_t start = ws_clock_ns();
-    int rc = resume(se, se->to_version_id);
-    struct ws_condition *c = lock(se);
-    const bool serves = rc == 0 && ws_condition_serves(c);
-    if (!serves)
+    char current[WS_VERSION_ID_TEXT];
+    int rc = resume(se, se->target ? se->to_version_id : NULL);
+    ws_engine_step_current(se, current, NULL);
+    struct ws_condition *c = ws_engine_step_lock(se);
+    if (rc == 0 && !se->target)
+        ws_condition_brought_back(c, current[0] ? current : NULL); /* its target stayed */
+    else if (rc < 0 || !ws_condition_serves(c))
         ws_condition_resume_failed(c, se->err.text);
-    unlock(se);
+    ws_engine_step_unlock(se);
     se->lost = rc < 0;
     post_event(se, "resumed", start, rc);
     return rc;
@@ -359,8 +337,8 @@ int ws_engine_step_resume(struct ws_switch_engine *se)
 void ws_engine_step_run_on(struct ws_switch_engine *se)
 {
     const struct ws_error why = se->err;
-    const bool may = ws_condition_may_run_on(lock(se));
-    unlock(se);
+    const bool may = ws_condition_may_run_on(ws_engine_step_lock(se));
+    ws_engine_step_unlock(se);
     if (may)
         (void)resume(se, NULL);
     se->err = why;
@@ -370,28 +348,35 @@ void ws_engine_step_give_up(struct ws_switch_engine *se, const char *why)
 {
     struct ws_engine_call call;
     struct ws_engine_serving now = {0};
-    const bool touched = ws_condition_was_told_to_load(lock(se));
-    unlock(se);
+    const bool touched = ws_condition_was_told_to_load(ws_engine_step_lock(se));
+    ws_engine_step_unlock(se);
     init_patient_call(se, &call);
     const bool told = se->engine->condition.reports.version && touched &&
                       se->engine->ops->serving(&call.target, &now, NULL) == 0;
-    ws_condition_given_up(lock(se), told ? now.version : NULL, why);
-    unlock(se);
+    ws_condition_given_up(ws_engine_step_lock(se), told ? now.version : NULL, why);
+    ws_engine_step_unlock(se);
+}
+
+void ws_engine_step_held(struct ws_switch_engine *se)
+{
+    ws_condition_not_back(ws_engine_step_lock(se), true,
+                          "held: a release left what it serves behind, and it is brought along");
+    ws_engine_step_unlock(se);
 }
 
 int ws_engine_step_pause_again(struct ws_switch_engine *se)
 {
     int rc = pause_engine(se);
     if (rc < 0) { /* it is loaded back either way */
-        ws_condition_pause_sent(lock(se));
-        unlock(se);
+        ws_condition_pause_sent(ws_engine_step_lock(se));
+        ws_engine_step_unlock(se);
     }
     return rc;
 }
 
 /* It stays as it is. What it is called depends on whether it answers and has whole weights. heard: it heard of
  * the way back, if there was one; else it was busy then and may be so still, whatever it answers meanwhile. */
-static void stay(struct ws_switch_engine *se, bool heard)
+static void stay(struct ws_switch_engine *se, bool heard, bool has_current)
 {
     struct ws_engine_call call;
     struct ws_engine_serving now;
@@ -399,35 +384,38 @@ static void stay(struct ws_switch_engine *se, bool heard)
     char text[WS_ERROR_TEXT + 200], ask[120] = "";
     init_call(se, &call);
     const bool there = heard && se->engine->ops->serving(&call.target, &now, NULL) == 0;
-    const bool broken = ws_condition_is_broken(lock(se));
-    unlock(se);
+    const bool broken = ws_condition_is_broken(ws_engine_step_lock(se));
+    ws_engine_step_unlock(se);
     if (there && broken && prefix)
         snprintf(ask, sizeof(ask), " (is prefix=%.60s where it sees this mount?)", prefix);
     snprintf(text, sizeof(text), "%s%s: %.800s",
              !there   ? "it does not answer"
              : broken ? "it has no good weights until it loads a version, or you restart it"
-                      : "it is paused, or may be, and will be brought along",
+             : has_current
+                 ? "it is paused, or may be, and will be brought along"
+                 : "it is paused, or may be, until a switch succeeds: no version is current that it could be "
+                   "brought to",
              ask, se->err.text);
-    ws_condition_not_back(lock(se), there, text);
-    unlock(se);
+    ws_condition_not_back(ws_engine_step_lock(se), there, text);
+    ws_engine_step_unlock(se);
 }
 
-/* Loads what it served before, and empties its caches. An engine that did not hear of the load is not tried
- * again: it has been waited for long enough. */
+/* Loads what it served before. An engine that did not hear of the load is not tried again: it has been waited for long
+ * enough. */
 static int load_back(struct ws_switch_engine *se, const char *path, const char *version, bool *heard)
 {
     int rc = -EIO;
     for (int i = 0; i < BACK_TRIES && rc < 0 && *heard; i++)
         rc = load_path(se, path, version, heard);
-    return rc == 0 ? flush(se) : rc;
+    return rc;
 }
 
 /* Resumes it so that it goes on running: a pause without an answer cannot come any more once another one is
  * answered. version: as for resume. */
 static int resume_for_good(struct ws_switch_engine *se, const char *version, bool sleeps)
 {
-    const bool may_be_paused_yet = ws_condition_may_be_paused_yet(lock(se));
-    unlock(se);
+    const bool may_be_paused_yet = ws_condition_may_be_paused_yet(ws_engine_step_lock(se));
+    ws_engine_step_unlock(se);
     int rc = may_be_paused_yet ? pause_engine(se) : 0;
     const struct ws_error why = se->err;
     const int resumed =
@@ -438,7 +426,7 @@ static int resume_for_good(struct ws_switch_engine *se, const char *version, boo
     return rc;
 }
 
-/* Back to what it served: nothing to load when it was never told. */
+/* Back to what it served: nothing to load when it was never told, and had good weights. */
 int ws_engine_step_bring_back(struct ws_switch_engine *se)
 {
     const struct ws_error why = se->err;
@@ -446,27 +434,36 @@ int ws_engine_step_bring_back(struct ws_switch_engine *se)
     char path[PATH_MAX], version[64], current[WS_VERSION_ID_TEXT];
     int rc = 0;
     bool heard = true;
-    struct ws_condition *c = lock(se);
-    const bool touched = ws_condition_was_told_to_load(c), broken = ws_condition_is_broken(c),
+    struct ws_condition *c = ws_engine_step_lock(se);
+    const bool touched = ws_condition_was_told_to_load(c), loads = touched || ws_condition_is_broken(c),
                sleeps = c->sleeping;
     snprintf(path, sizeof(path), "%s", c->back_path);
     snprintf(version, sizeof(version), "%s", c->back_version[0] ? c->back_version : "default");
-    unlock(se);
-    if (touched && path[0])
+    ws_engine_step_unlock(se);
+    if (loads && path[0])
         rc = load_back(se, path, version, &heard);
     else if (touched)
         rc = ws_error_set(&se->err, EREMOTEIO, "it never said what it served before");
-    else if (broken)
+    else if (loads)
         rc = ws_error_set(&se->err, EREMOTEIO, "it has had no good weights since an earlier switch");
+    if (rc == 0 && se->draft_told)
+        rc = ws_draft_step_bring_back(se);
+    if (rc == 0 && (loads || se->draft_told))
+        rc = flush(se);
     if (rc == 0)
-        rc = resume_for_good(se, touched ? version : NULL, sleeps && !touched);
+        ws_adapter_step_bring_back(se);
+    const bool holds = se->run->options->holds_back;
+    if (rc == 0 && !holds)
+        rc = resume_for_good(se, loads ? version : NULL, sleeps && !loads);
     se->not_back = rc < 0;
-    find_current(se, current, NULL);
-    if (rc == 0) {
-        ws_condition_brought_back(lock(se), current[0] ? current : NULL);
-        unlock(se);
+    ws_engine_step_current(se, current, NULL);
+    if (rc == 0 && holds) {
+        ws_engine_step_held(se);
+    } else if (rc == 0) {
+        ws_condition_brought_back(ws_engine_step_lock(se), current[0] ? current : NULL);
+        ws_engine_step_unlock(se);
     } else {
-        stay(se, heard);
+        stay(se, heard, current[0]);
     }
     post_event(se, "brought-back", start, rc);
     se->err = why;

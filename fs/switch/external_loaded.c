@@ -39,7 +39,7 @@ int ws_external_loaded(struct ws_control *c, struct ws_controller *ctl, struct w
         ws_model_set_current(m, v);
         ws_freshness_record(c, ctl, v);
         ws_controller_event(c, ctl, "switched model=%s version=%" PRIu64 " external", ctl->name, id.version);
-        ws_presence_report(c, ctl, m, &id, "loaded", NULL);
+        ws_presence_report(c, ctl, m, &id, "loaded", 0, NULL);
         ws_settings_save(c);
     }
     return 0;

@@ -1,7 +1,11 @@
 #include "fs/switch/follow.h"
-#include "fs/engines/job.h"
+#include "fs/switch/catch_up.h"
+#include "fs/switch/follow_job.h"
 #include "fs/switch/preflight.h"
+#include "fs/switch/prepare.h"
 #include "fs/switch/presence.h"
+#include "fs/switch/reconcile.h"
+#include "fs/switch/set.h"
 #include "fs/switch/settings.h"
 #include "fs/switch/switch.h"
 #include "transports/base/clock.h"
@@ -9,95 +13,32 @@
 #include "transports/protocol/source.h"
 #include <errno.h>
 #include <inttypes.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define FIRST_AGAIN_NS (3 * WS_SECOND_NS) /* before a version that could not be switched to is tried again */
 #define LAST_AGAIN_NS  (300 * WS_SECOND_NS) /* ... and at most */
-#define PREPARE_S      86400                /* the agent's deadline is shorter */
-#define PARTS_TRIES    200 /* for a version whose parts the agents list one after the other: 10 s */
-#define PARTS_MS       50
 
-/* --- what is to be done, with references of its own --- */
-
-struct follow_job {
-    struct ws_control *control;
-    uint64_t release;        /* 0: a published version is followed */
-    struct ws_version_id to; /* what is to be prepared, or fetched */
-    size_t n;
-    struct ws_switch_item items[];
-};
-
-static struct follow_job *job_new(struct ws_control *c, size_t room)
+static bool follows_releases(struct ws_control *c, const struct ws_controller *ctl)
 {
-    struct follow_job *job = calloc(1, sizeof(*job) + room * sizeof(job->items[0]));
-    if (job)
-        job->control = c;
-    return job;
+    return ws_policy_follows_releases(ws_controller_policy(c, ctl));
 }
 
-/* Takes the reference of v over. NULL: it is looked for later. */
-static void job_add(struct follow_job *job, struct ws_controller *ctl, struct ws_model *m,
-                    struct ws_version *v)
-{
-    job->items[job->n++] = (struct ws_switch_item){.controller = ctl, .model = ws_model_get(m), .version = v};
-}
-
-static void job_free(struct follow_job *job)
-{
-    for (size_t i = 0; job && i < job->n; i++)
-        ws_switch_item_release(&job->items[i]);
-    free(job);
-}
-
-static void start(struct follow_job *e, void (*fn)(void *job))
-{
-    if (e->n == 0 || ws_job_start(e->control, fn, e) < 0)
-        job_free(e);
-}
-
-static struct ws_version *find(struct ws_model *m, const struct ws_version_id *to, struct ws_error *err)
-{
-    char name[WS_MAX_NAME + 1];
-    snprintf(name, sizeof(name), "%" PRIu64, to->version);
-    struct ws_version *v = ws_version_find(m, name, err);
-    if (v && strcmp(ws_version_lineage(v), to->lineage) != 0) {
-        ws_version_put(v);
-        v = NULL;
-    }
-    if (!v) {
-        snprintf(name, sizeof(name), "%" PRIu64 "@%s", to->version, to->lineage);
-        v = ws_version_find(m, name, err);
-    }
-    return v;
-}
-
-/* Does a version of the model lack a part? Several agents list a model that is made of parts, and what one of them
- * orders is whole here only when the others have listed their parts, too. */
-static bool lacks_parts(struct ws_model *m)
-{
-    char missing[WS_ERROR_TEXT / 2];
-    return ws_model_missing_parts(m, missing, sizeof(missing));
-}
-
-static struct ws_version *find_when_whole(const struct ws_control *c, struct ws_model *m,
-                                          const struct ws_version_id *to, struct ws_error *err)
-{
-    struct ws_version *v = find(m, to, err);
-    for (int i = 0; !v && i < PARTS_TRIES && lacks_parts(m) && !atomic_load(&c->stop); i++) {
-        (void)poll(NULL, 0, PARTS_MS);
-        v = find(m, to, err);
-    }
-    return v;
-}
-
-static bool is_policy(struct ws_control *c, const struct ws_controller *ctl, enum ws_policy policy)
+/* Something was released: what the word follow means is no longer open. */
+static void resolve_policy(struct ws_control *c, struct ws_controller *ctl)
 {
     pthread_mutex_lock(&c->lock);
-    bool is = ctl->policy == policy;
+    const bool was_open = ctl->policy == WS_POLICY_FOLLOW_UNTIL_RELEASE;
+    if (was_open) {
+        ctl->policy = WS_POLICY_FOLLOW_RELEASED;
+        ctl->follow_every = 1;
+        ctl->follow_interval_s = 0;
+    }
     pthread_mutex_unlock(&c->lock);
-    return is;
+    if (!was_open)
+        return;
+    ws_controller_event(c, ctl, "policy model=%s policy=follow-released why=released", ctl->name);
+    ws_settings_save(c);
 }
 
 /* --- switching --- */
@@ -106,7 +47,7 @@ static bool is_policy(struct ws_control *c, const struct ws_controller *ctl, enu
 static void record_done(struct ws_control *c, const struct ws_switch_item *p, uint64_t release)
 {
     pthread_mutex_lock(&c->lock);
-    p->controller->refused_id = ws_version_serial(p->version);
+    p->controller->refused_id = ws_version_origin(p->version);
     p->controller->refused_release = release;
     pthread_mutex_unlock(&c->lock);
 }
@@ -126,7 +67,7 @@ static void answer(struct ws_control *c, struct ws_controller *ctl, struct ws_mo
     ws_settings_save(c);
 }
 
-static int preflight_all(struct follow_job *job, struct ws_error *err)
+static int preflight_all(struct ws_follow_job *job, struct ws_error *err)
 {
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < job->n; i++)
@@ -134,7 +75,7 @@ static int preflight_all(struct follow_job *job, struct ws_error *err)
     return rc;
 }
 
-static bool is_external(struct ws_control *c, const struct follow_job *job)
+static bool is_external(struct ws_control *c, const struct ws_follow_job *job)
 {
     bool external = false;
     pthread_mutex_lock(&c->lock);
@@ -145,7 +86,7 @@ static bool is_external(struct ws_control *c, const struct follow_job *job)
 }
 
 /* External engines: the version is made ready for their framework. */
-static int stage_all(struct follow_job *job, const struct ws_switch_options *o, struct ws_error *err)
+static int stage_all(struct ws_follow_job *job, const struct ws_switch_options *o, struct ws_error *err)
 {
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < job->n; i++) {
@@ -161,7 +102,7 @@ static int stage_all(struct follow_job *job, const struct ws_switch_options *o, 
 }
 
 /* Did the pull fail only because a source is away? Then the version may still come. */
-static bool may_come(int rc, const struct follow_job *job)
+static bool may_come(int rc, const struct ws_follow_job *job)
 {
     for (size_t i = 0; ws_source_is_away(rc) && i < job->n; i++) {
         struct ws_version_info info;
@@ -172,13 +113,42 @@ static bool may_come(int rc, const struct follow_job *job)
     return false;
 }
 
+/* The engines of a model that a release with a quorum leaves behind stop serving what is older: before a version is
+ * fetched that others serve already, and after a switch to it has failed. */
+static void hold(struct ws_control *c, const struct ws_switch_item *p, const char *why)
+{
+    struct ws_error err = {0};
+    const int rc = ws_switch_hold(c, p->controller, p->model, why, &err);
+    if (rc < 0 && rc != -ENOENT && rc != -EBUSY)
+        (void)ws_controller_fail(c, p->controller, "quarantine", &err);
+}
+
+/* The release whose version is meant may have been followed by another one. */
+static bool quarantines(const struct ws_switch_item *p, uint64_t release)
+{
+    struct ws_desired o;
+    ws_model_desired(p->model, &o);
+    return release && o.released_by == release && o.quarantines;
+}
+
+static void hold_those_behind(struct ws_follow_job *job)
+{
+    for (size_t i = 0; i < job->n; i++) {
+        const enum ws_version_state s = ws_version_state(job->items[i].version);
+        if (s != WS_READY && s != WS_ACTIVE && quarantines(&job->items[i], job->release))
+            hold(job->control, &job->items[i], "the released version is not here yet");
+    }
+}
+
 static void switch_all(void *arg)
 {
-    struct follow_job *job = arg;
+    struct ws_follow_job *job = arg;
     struct ws_control *c = job->control;
-    const struct ws_switch_options o = {.by = job->release ? "release" : "policy:follow",
-                                        .is_followed = true};
+    const struct ws_switch_options o = {.by = job->release ? "release" : "policy:follow-published",
+                                        .is_followed = true,
+                                        .holds_back = quarantines(&job->items[0], job->release)};
     struct ws_error err = {0};
+    hold_those_behind(job);
     int rc = job->release ? preflight_all(job, &err) : 0;
     if (rc == 0)
         rc = is_external(c, job) ? stage_all(job, &o, &err) : ws_switch_run(c, job->items, job->n, &o, &err);
@@ -190,18 +160,20 @@ static void switch_all(void *arg)
         else
             record_done(c, p, job->release);
         (void)ws_controller_fail(c, p->controller, "follow", &err);
-        ws_presence_report(c, p->controller, p->model, &to, "failed", err.text);
+        ws_presence_report(c, p->controller, p->model, &to, "failed", job->release, err.text);
+        if (quarantines(p, job->release))
+            hold(c, p, "it could not be switched to what was released");
         if (job->release)
             answer(c, p->controller, p->model, job->release);
     }
     for (size_t i = 0; i < job->n; i++) /* a version may have come meanwhile */
         ws_follow_check(c, job->items[i].model);
-    job_free(job);
+    ws_follow_job_free(job);
 }
 
 struct gather {
     struct ws_control *control;
-    struct follow_job *job;
+    struct ws_follow_job *job;
     bool busy; /* one of its models is switching: all of them later */
 };
 
@@ -228,11 +200,17 @@ static void report_missing(struct ws_control *c, struct ws_controller *ctl, stru
                  " of %s, which was released last, is neither here nor at a source any more: release "
                  "a newer one%s",
                  o->released.version, ctl->name,
-                 o->inherited ? ", or set the policy to manual and then to follow for what is published"
-                              : "");
+                 o->inherited ? ", or set the policy to follow-published for what is published" : "");
     (void)ws_controller_fail(c, ctl, "follow", &err);
-    ws_presence_report(c, ctl, m, &o->released, "failed", err.text);
+    ws_presence_report(c, ctl, m, &o->released, "failed", o->released_by, err.text);
     answer(c, ctl, m, o->released_by);
+}
+
+/* Was the release committed while its version is still on its way into the one copy, so that it cannot be switched to yet?
+ * Under the control's lock. */
+static bool is_left_behind(const struct ws_controller *ctl, const struct ws_desired *o)
+{
+    return ctl->preparing && o->quarantines && ctl->prepared_release != o->released_by;
 }
 
 /* Adds a model that the release names, if it follows and does not serve the release yet. If nothing is left to do
@@ -243,26 +221,31 @@ static void add_released(void *arg, struct ws_model *m)
     struct ws_desired o;
     struct ws_controller *ctl = ws_controller_get(g->control, ws_model_name(m));
     ws_model_desired(m, &o);
-    if (!ctl || o.released_by != g->job->release || !is_policy(g->control, ctl, WS_POLICY_FOLLOW))
+    if (!ctl || o.released_by != g->job->release || !follows_releases(g->control, ctl))
         return;
-    struct ws_version *v = find(m, &o.released, NULL);
+    struct ws_version *v = ws_follow_find(m, &o.released, NULL);
     pthread_mutex_lock(&g->control->lock);
     const uint64_t generation = ctl->generation;
     pthread_mutex_unlock(&g->control->lock);
     struct ws_version *current = ws_model_current(m);
     pthread_mutex_lock(&g->control->lock);
-    bool refused = v && ctl->refused_id == ws_version_serial(v) && ctl->refused_release == g->job->release;
+    bool refused = v && ctl->refused_id == ws_version_origin(v) && ctl->refused_release == g->job->release;
     refused = refused || (v && is_coming_back(ctl, v));
-    g->busy = g->busy || ctl->switching || !ws_backoff_is_over(&ctl->follow_backoff);
+    g->busy = g->busy || ctl->switching || ctl->preparing || !ws_backoff_is_over(&ctl->follow_backoff);
     bool served = v && v == current && !ctl->switching && ws_controller_is_certain(ctl) &&
                   ctl->generation == generation && ctl->answered_release != o.released_by;
+    const bool is_left = is_left_behind(ctl, &o) && ctl->left_release != o.released_by;
+    if (is_left)
+        ctl->left_release = o.released_by;
     pthread_mutex_unlock(&g->control->lock);
-    if (!v && !lacks_parts(m)) /* else it is found when the last of them is listed */
+    if (is_left) /* it holds the engines */
+        ws_reconciler_wake(g->control->reconciler);
+    if (!v && !ws_follow_lacks_parts(m)) /* else it is found when the last of them is listed */
         report_missing(g->control, ctl, m, &o);
     if (served)
         answer(g->control, ctl, m, o.released_by);
     if (v && v != current && !refused)
-        job_add(g->job, ctl, m, v);
+        ws_follow_job_add(g->job, ctl, m, v);
     else if (v)
         ws_version_put(v);
     if (current)
@@ -271,16 +254,16 @@ static void add_released(void *arg, struct ws_model *m)
 
 static void follow_release(struct ws_control *c, uint64_t release)
 {
-    struct follow_job *job = job_new(c, WS_MAX_MODELS);
+    struct ws_follow_job *job = ws_follow_job_new(c, WS_MAX_MODELS);
     if (!job)
         return;
     job->release = release;
     struct gather g = {.control = c, .job = job};
     ws_store_each(c->store, add_released, &g);
     if (g.busy)
-        job_free(job);
+        ws_follow_job_free(job);
     else
-        start(job, switch_all);
+        ws_follow_job_start(job, switch_all);
 }
 
 /* Is a published version far enough ahead, and the last switch long enough ago? Under the control's lock. */
@@ -288,7 +271,7 @@ static bool is_due(const struct ws_controller *ctl, const struct ws_version *lat
                    const struct ws_version *current)
 {
     if (ctl->switching || !ws_backoff_is_over(&ctl->follow_backoff) ||
-        ctl->refused_id == ws_version_serial(latest) || is_coming_back(ctl, latest))
+        ctl->refused_id == ws_version_origin(latest) || is_coming_back(ctl, latest))
         return false;
     if (!current || strcmp(ws_version_lineage(latest), ws_version_lineage(current)) != 0)
         return true;
@@ -301,28 +284,34 @@ static bool is_due(const struct ws_controller *ctl, const struct ws_version *lat
 static void follow_published(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m)
 {
     struct ws_version *latest = ws_model_latest(m), *current = latest ? ws_model_current(m) : NULL;
-    struct follow_job *job = NULL;
+    struct ws_follow_job *job = NULL;
     if (latest && latest != current) {
+        const bool goes_along = ws_set_is_taken_along(c, ctl);
         pthread_mutex_lock(&c->lock);
         enum ws_policy policy = ctl->policy;
-        bool due = policy == WS_POLICY_FOLLOW && is_due(ctl, latest, current);
-        if (due)
-            ctl->followed_ns = ws_clock_ns();
+        bool due = !goes_along && ws_policy_follows(policy) && policy != WS_POLICY_FOLLOW_RELEASED &&
+                   is_due(ctl, latest, current);
         pthread_mutex_unlock(&c->lock);
         /* One after the other: on a slow link two pulls at once would both come too late, and the first one is
          * the delta base of the next. */
         if (policy == WS_POLICY_PULL && ws_version_state(latest) == WS_KNOWN && !ws_model_is_pulling(m))
             ws_version_start(latest, WS_PRIORITY_BACKGROUND);
-        job = due ? job_new(c, 1) : NULL;
+        job = due ? ws_follow_job_new(c, 1 + WS_MAX_SET_DRAFTS) : NULL;
     }
     if (job)
-        job_add(job, ctl, m, latest);
+        ws_follow_job_add(job, ctl, m, latest);
     else if (latest)
         ws_version_put(latest);
     if (current)
         ws_version_put(current);
-    if (job)
-        start(job, switch_all);
+    if (!job || !ws_set_add_drafts(c, job->items, &job->n)) {
+        ws_follow_job_free(job);
+        return;
+    }
+    pthread_mutex_lock(&c->lock);
+    ctl->followed_ns = ws_clock_ns();
+    pthread_mutex_unlock(&c->lock);
+    ws_follow_job_start(job, switch_all);
 }
 
 /* Gives the model, now that it is known, the release that a daemon before followed last. Under one lock: what is
@@ -331,7 +320,9 @@ static void hand_over_inherited(struct ws_control *c, struct ws_controller *ctl,
 {
     pthread_mutex_lock(&c->lock);
     if (ctl->inherited_release)
-        ws_model_inherit_release(m, ctl->inherited_release, &ctl->inherited);
+        ws_model_inherit_release(m, ctl->inherited_release, &ctl->inherited, ctl->inherited_quarantine);
+    if (ctl->inherited_release && ctl->inherited_quarantine)
+        ctl->answered_release = ctl->inherited_release; /* it was tried */
     ctl->inherited_release = 0;
     pthread_mutex_unlock(&c->lock);
 }
@@ -342,81 +333,33 @@ void ws_follow_forget(struct ws_control *c, struct ws_controller *ctl, struct ws
     ws_model_forget_inherited(m);
 }
 
-void ws_follow_check(struct ws_control *c, struct ws_model *m)
+static void check_model(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m)
 {
-    struct ws_controller *ctl = ws_controller_get(c, ws_model_name(m));
     struct ws_desired o;
-    if (!ctl || atomic_load(&c->stop))
-        return;
     hand_over_inherited(c, ctl, m);
     ws_model_desired(m, &o);
-    if (o.released_by && is_policy(c, ctl, WS_POLICY_FOLLOW))
+    if (o.released_by)
+        resolve_policy(c, ctl);
+    if (o.released_by && follows_releases(c, ctl))
         follow_release(c, o.released_by);
     else
         follow_published(c, ctl, m);
 }
 
-/* --- the first phase of a release, and what other mounts' engines need --- */
-
-static void record_prepared(struct ws_control *c, struct ws_controller *ctl, uint64_t release)
+void ws_follow_check(struct ws_control *c, struct ws_model *m)
 {
-    pthread_mutex_lock(&c->lock);
-    ctl->prepared_release = release;
-    pthread_mutex_unlock(&c->lock);
-}
-
-static int prepare_release(struct ws_control *c, const struct ws_switch_item *p,
-                           const struct ws_switch_options *o, struct ws_error *err)
-{
-    int rc = ws_preflight(c, p->controller, err);
-    return rc < 0 ? rc : ws_switch_prepare(c, p, o, err);
-}
-
-static int prepare_item(const struct follow_job *job, struct ws_switch_item *p, struct ws_error *err)
-{
-    struct ws_control *c = job->control;
-    const struct ws_switch_options o = {.deadline_s = PREPARE_S, .is_followed = true};
-    p->version = find_when_whole(c, p->model, &job->to, err);
-    if (!p->version)
-        return -err->code; /* an old version, as one that went before this mount heard of the release */
-    int rc = job->release ? prepare_release(c, p, &o, err)
-                          : ws_switch_pull(c, p->version, WS_PRIORITY_SWITCH, &o, err);
-    if (rc < 0)
-        (void)ws_controller_fail(c, p->controller,
-                                 job->release ? "prepare a release" : "fetch for another mount", err);
-    ws_controller_event(c, p->controller, "%s model=%s version=%" PRIu64 " result=%s",
-                        job->release ? "prepared" : "fetched", p->controller->name,
-                        ws_version_number(p->version), rc < 0 ? ws_errno_name(-rc) : "ok");
-    return rc;
-}
-
-static void prepare(void *arg)
-{
-    struct follow_job *job = arg;
-    struct ws_control *c = job->control;
-    struct ws_switch_item *p = &job->items[0];
-    struct ws_error err = {0};
-    int rc = prepare_item(job, p, &err);
-    if (job->release)
-        record_prepared(c, p->controller, job->release);
-    ws_presence_report(c, p->controller, p->model, &job->to,
-                       rc < 0         ? "failed"
-                       : job->release ? "prepared"
-                                      : "fetched",
-                       rc < 0 ? err.text : NULL);
-    job_free(job);
-}
-
-static void start_preparing(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
-                            const struct ws_version_id *to, uint64_t release)
-{
-    struct follow_job *job = job_new(c, 1);
-    if (!job)
+    struct ws_controller *ctl = ws_controller_get(c, ws_model_name(m));
+    if (!ctl || atomic_load(&c->stop))
         return;
-    job->release = release;
-    job->to = *to;
-    job_add(job, ctl, m, NULL);
-    start(job, prepare);
+    struct ws_controller *targets[WS_MAX_SET_DRAFTS]; /* what was published may be what they wait for */
+    check_model(c, ctl, m);
+    for (size_t i = 0, n = ws_set_find_targets(c, ctl->name, targets); i < n; i++) {
+        struct ws_model *target = ws_store_find(c->store, targets[i]->name);
+        if (!target)
+            continue;
+        check_model(c, targets[i], target);
+        ws_model_put(target);
+    }
 }
 
 void ws_follow_desired(struct ws_control *c, struct ws_model *m)
@@ -428,7 +371,7 @@ void ws_follow_desired(struct ws_control *c, struct ws_model *m)
     hand_over_inherited(c, ctl, m);
     ws_model_desired(m, &o);
     pthread_mutex_lock(&c->lock);
-    bool asked = o.phase == WS_DESIRED_PREPARING && ctl->policy == WS_POLICY_FOLLOW &&
+    bool asked = o.phase == WS_DESIRED_PREPARING && ws_policy_follows_releases(ctl->policy) &&
                  ctl->preparing_release != o.release;
     struct ws_desired before = ctl->desired;
     if (asked) {
@@ -438,13 +381,13 @@ void ws_follow_desired(struct ws_control *c, struct ws_model *m)
     ctl->desired = o;
     pthread_mutex_unlock(&c->lock);
     if (asked)
-        start_preparing(c, ctl, m, &o.to, o.release);
+        ws_prepare_start(c, ctl, m, &o.to, o.release);
     if (o.inherited && !before.inherited)
         ws_controller_event(c, ctl, "release-kept model=%s version=%" PRIu64 " run=%s", ctl->name,
                             o.released.version, o.released.lineage);
     for (size_t i = 0; i < o.n_wanted; i++)
         if (!ws_desired_wants(&before, o.wanted[i].id))
-            start_preparing(c, ctl, m, &o.wanted[i].version, 0);
+            ws_prepare_start(c, ctl, m, &o.wanted[i].version, 0);
     ws_follow_check(c, m);
 }
 
@@ -470,11 +413,12 @@ int ws_follow_allows(struct ws_control *c, struct ws_controller *ctl, struct ws_
     const struct ws_version_id to = ws_version_id(v);
     ws_model_desired(m, &o);
     pthread_mutex_lock(&c->lock);
-    bool undone = ctl->policy == WS_POLICY_FOLLOW;
-    if (!o.released_by && ctl->follow_every > 1) /* it stays until the next one is far enough ahead */
+    const bool by_release = o.released_by && ws_policy_follows_releases(ctl->policy);
+    bool undone = by_release || (ws_policy_follows(ctl->policy) && ctl->policy != WS_POLICY_FOLLOW_RELEASED);
+    if (!by_release && ctl->follow_every > 1) /* it stays until the next one is far enough ahead */
         undone = false;
     pthread_mutex_unlock(&c->lock);
-    if (o.released_by)
+    if (by_release)
         aim = o.released;
     else if (latest)
         aim = ws_version_id(latest);
@@ -486,6 +430,6 @@ int ws_follow_allows(struct ws_control *c, struct ws_controller *ctl, struct ws_
                         "%s follows what is %s, %" PRIu64
                         ", and would go back to it at once: %sset the policy to manual "
                         "first",
-                        ctl->name, o.released_by ? "released" : "published", aim.version,
-                        o.released_by ? "release the version you want, or " : "");
+                        ctl->name, by_release ? "released" : "published", aim.version,
+                        by_release ? "release the version you want, or " : "");
 }

@@ -1,4 +1,6 @@
 #include "fs/switch/gate.h"
+#include "backends/engine/int8.h"
+#include "fs/switch/needed.h"
 #include "transports/base/log.h"
 #include "transports/format/folder.h"
 #include "transports/format/layout.h"
@@ -111,30 +113,41 @@ struct start {
     char path[4096], prefix[4096], engine[WS_MAX_NAME + 1];
 };
 
-/* The version of this mount that a path of an engine names; NULL: the path is another. *ours: it is below the
- * mount, where we must not read ourselves. */
-static struct ws_version *version_at(const struct start *s, struct ws_model *model, bool *ours)
+/* The version of this mount that a path of an engine names, of whichever model: a view (actor@fp8-block128) is not
+ * mixed with what it is made of. NULL: the path is another. *ours: it is below the mount, where we must not read
+ * ourselves. */
+static struct ws_version *version_at(const struct start *s, struct ws_store *store, bool *ours)
 {
-    size_t n = strlen(s->prefix), k = strlen(ws_model_name(model));
+    const size_t n = strlen(s->prefix);
     const char *rest = s->path + n;
-    char name[WS_MAX_NAME + 1];
+    char model[WS_MAX_NAME + 1], name[WS_MAX_NAME + 1];
     struct ws_error err;
     *ours = strncmp(s->path, s->prefix, n) == 0 && (*rest == '/' || !*rest);
-    if (!*ours || *rest++ != '/' || strncmp(rest, ws_model_name(model), k) != 0 || rest[k] != '/')
+    if (!*ours || *rest++ != '/')
+        return NULL;
+    const size_t k = strcspn(rest, "/");
+    snprintf(model, sizeof(model), "%.*s", (int)k, rest);
+    struct ws_model *m = rest[k] ? ws_store_find(store, model) : NULL;
+    if (!m)
         return NULL;
     snprintf(name, sizeof(name), "%.*s", (int)strcspn(rest + k + 1, "/"), rest + k + 1);
-    return ws_version_find(model, name, &err);
+    struct ws_version *v = ws_version_find(m, name, &err);
+    ws_model_put(m);
+    return v;
 }
 
-static int compare_start(const struct ws_gate *g, const struct start *s, bool *compared, struct ws_error *err)
+static int compare_start(const struct ws_gate *g, struct ws_store *store, const struct start *s,
+                         bool *compared, struct ws_error *err)
 {
     bool ours;
     char what[sizeof(s->path) + sizeof(s->engine) + 64];
     struct ws_folder *folder = NULL;
-    struct ws_version *served = version_at(s, g->model, &ours);
+    struct ws_version *served = version_at(s, store, &ours);
     int rc = 0;
     if (served && served != g->version) {
-        snprintf(what, sizeof(what), "what engine %s serves, version", s->engine);
+        const bool same = ws_version_model(served) == g->model;
+        snprintf(what, sizeof(what), "what engine %s serves, %s%sversion", s->engine,
+                 same ? "" : ws_model_name(ws_version_model(served)), same ? "" : " ");
         rc = compare_version(g, served, what, err);
         *compared = rc != -ESTALE;
         rc =
@@ -181,7 +194,7 @@ static int check_first(const struct ws_gate *g, struct ws_control *c, const stru
     int rc = all ? 0 : ws_error_set(err, ENOMEM, "no memory for the comparison of layouts");
     for (size_t i = 0; rc == 0 && i < n; i++) {
         bool one = false;
-        rc = compare_start(g, &all[i], &one, err);
+        rc = compare_start(g, c->store, &all[i], &one, err);
         compared |= one;
     }
     free(all);
@@ -202,10 +215,43 @@ static int check_first(const struct ws_gate *g, struct ws_control *c, const stru
 int ws_gate_check(const struct ws_gate *g, struct ws_control *c, const struct ws_controller *ctl,
                   struct ws_error *err)
 {
+    int rc = ws_needed_check(c, ctl, g->model, g->version, err);
+    if (rc < 0)
+        return rc;
     struct ws_version *served = ws_model_current(g->model);
     if (!served)
         return check_first(g, c, ctl, err);
-    int rc = served == g->version ? 0 : compare_version(g, served, "the served version", err);
+    rc = served == g->version ? 0 : compare_version(g, served, "the served version", err);
     ws_version_put(served);
+    return rc;
+}
+
+int ws_gate_check_int8(struct ws_version *version, struct ws_control *c, const struct ws_controller *ctl,
+                       struct ws_error *err)
+{
+    struct ws_engine_facts facts = {0};
+    char name[WS_MAX_NAME + 1] = "";
+    pthread_mutex_lock(&c->lock);
+    for (const struct ws_engine *e = ctl->engines; e && !name[0]; e = e->next) {
+        const bool asked = e->facts.known || e->ops != &ws_engine_vllm;
+        if (!asked || e->facts.frees_int8_scales) {
+            facts = (struct ws_engine_facts){.known = asked, .frees_int8_scales = true};
+            snprintf(name, sizeof(name), "%s", e->name);
+        }
+    }
+    pthread_mutex_unlock(&c->lock);
+    struct headers *all = name[0] ? malloc(sizeof(*all)) : NULL;
+    if (!all)
+        return name[0] ? ws_error_set(err, ENOMEM, "no memory for a version's layout") : 0;
+    int rc = headers_of_version(version, all, err);
+    if (rc == 0)
+        rc = ws_int8_check(&facts, name, all->all, all->n, err);
+    if (rc == -EPROTO && !facts.known)
+        rc = ws_error_set(
+            err, EAGAIN,
+            "the weights are INT8, and engine %s was not asked yet whether it can reload them: try again "
+            "once it answers",
+            name);
+    free(all);
     return rc;
 }

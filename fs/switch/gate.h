@@ -14,12 +14,17 @@ struct ws_gate {
     void *arg;
 };
 
-/* Compares names, dtypes and shapes with those of what is served; frozen tensors are in the files and count.
+/* First whether the version leaves out a tensor that engines of a daemon before have (needed.h). Then
+ * compares names, dtypes and shapes with those of what is served; frozen tensors are in the files and count.
  * That is the current version; before a first switch what each engine was started on (a version of this
  * mount, or a folder that can be read here), else the newest version below that is here. 0 too where there is
  * nothing to compare with. -EPROTO with the list of what is missing, extra or different; any other error
  * where a layout that there is cannot be told. */
 WS_MUST_USE int ws_gate_check(const struct ws_gate *g, struct ws_control *c, const struct ws_controller *ctl,
                               struct ws_error *err);
+/* May the model's engines be told to load the version, if it is INT8 (backends/engine/int8.h)? Asked whatever the layouts say.
+ * -EPROTO: one of them would answer wrong from then on; -EAGAIN: one was not asked yet what it is. */
+WS_MUST_USE int ws_gate_check_int8(struct ws_version *version, struct ws_control *c,
+                                   const struct ws_controller *ctl, struct ws_error *err);
 
 #endif

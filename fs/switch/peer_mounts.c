@@ -17,8 +17,8 @@ static json_t *list_named(struct ws_control *c, const struct ws_controller *ctl)
 {
     json_t *set = json_object(), *names = json_array();
     pthread_mutex_lock(&c->lock);
-    for (const struct ws_engine *e = ctl->engines; e; e = e->next)
-        for (const char *p = e->mounts; p && *p; p += strcspn(p, ","), p += *p == ',')
+    for (struct ws_engine_at at = {0}; ws_engine_next_of(c, ctl->name, &at);)
+        for (const char *p = at.engine->mounts; p && *p; p += strcspn(p, ","), p += *p == ',')
             json_object_setn_new(set, p, strcspn(p, ","), json_true());
     pthread_mutex_unlock(&c->lock);
     for (void *at = json_object_iter(set); at; at = json_object_iter_next(set, at))

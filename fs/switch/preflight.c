@@ -31,7 +31,7 @@ int ws_preflight(struct ws_control *c, struct ws_controller *ctl, struct ws_erro
 {
     struct preflight m = {.control = c};
     size_t n = 0, lost = 0, first = 0;
-    m.engines = ws_engine_get_all(c, ctl, &n);
+    m.engines = ws_engine_get_all(c, ctl, true, &n);
     m.errors = calloc(n + 1, sizeof(*m.errors));
     int rc = m.engines && m.errors ? 0 : ws_error_set(err, ENOMEM, "no memory to query %zu engines", n);
     if (rc == 0)

@@ -2,16 +2,43 @@
 
 #define LEAVE_MS 1000
 
+/* The engines of a model, those of others included that it is a draft or an adapter of; and how many of them serve
+ * its current version. */
+struct engine_counts {
+    unsigned engines, serving;
+};
+
+/* current NULL: there is none. Under the lock. */
+static struct engine_counts count(struct ws_control *c, const struct ws_controller *ctl,
+                                  const struct ws_version_id *current)
+{
+    struct engine_counts n = {0};
+    ws_adapter_name name = "";
+    if (current)
+        ws_adapters_name(&ctl->adapters, ctl->name, current, name);
+    for (struct ws_engine_at at = {0}; ws_engine_next_of(c, ctl->name, &at);) {
+        const bool is_adapter = at.member && at.member->role == WS_MEMBER_ADAPTER;
+        n.engines++;
+        n.serving += is_adapter ? ws_adapter_list_has(at.engine->listed, name)
+                                : at.engine->condition.state == WS_ENGINE_SERVING;
+    }
+    return n;
+}
+
 void ws_presence_post(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m)
 {
     pthread_mutex_lock(&c->lock);
-    bool follows = ctl->policy == WS_POLICY_FOLLOW;
-    unsigned engines = ctl->n_engines;
+    bool follows = ws_policy_follows_releases(ctl->policy);
     uint64_t release = ctl->answered_release;
     pthread_mutex_unlock(&c->lock);
     struct ws_version *v = ws_model_current(m); /* after it: never older than the release */
-    json_t *body = json_pack("{s:s,s:b,s:i,s:I}", "mount", c->mount_id, "follows", (int)follows, "engines",
-                             (int)engines, "release", (json_int_t)release);
+    const struct ws_version_id id = v ? ws_version_id(v) : (struct ws_version_id){0};
+    pthread_mutex_lock(&c->lock);
+    const struct engine_counts n = count(c, ctl, v ? &id : NULL);
+    pthread_mutex_unlock(&c->lock);
+    json_t *body =
+        json_pack("{s:s,s:b,s:i,s:i,s:I}", "mount", c->mount_id, "follows", (int)follows, "engines",
+                  (int)n.engines, "serving", (int)n.serving, "release", (json_int_t)release);
     if (body && v) {
         json_object_set_new(body, "version", json_integer((json_int_t)ws_version_number(v)));
         json_object_set_new(body, "run", json_string(ws_version_lineage(v)));
@@ -31,12 +58,16 @@ void ws_presence_post_answered(struct ws_control *c, struct ws_controller *ctl, 
 }
 
 void ws_presence_report(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
-                        const struct ws_version_id *version, const char *verb, const char *why)
+                        const struct ws_version_id *version, const char *verb, uint64_t release,
+                        const char *why)
 {
     pthread_mutex_lock(&c->lock);
-    unsigned engines = ctl->n_engines;
+    const struct engine_counts n = count(c, ctl, version);
     pthread_mutex_unlock(&c->lock);
-    json_t *body = json_pack("{s:s,s:i}", "mount", c->mount_id, "engines", (int)engines);
+    json_t *body = json_pack("{s:s,s:i,s:i}", "mount", c->mount_id, "engines", (int)n.engines, "serving",
+                             (int)n.serving);
+    if (body && release)
+        json_object_set_new(body, "release", json_integer((json_int_t)release));
     if (body && why)
         json_object_set_new(body, "error", json_string(why));
     ws_model_report(m, version, verb, body);
@@ -46,6 +77,8 @@ static void leave(void *arg, struct ws_model *m)
 {
     const struct ws_control *c = arg;
     ws_model_report(m, NULL, "mounts", json_pack("{s:s,s:b}", "mount", c->mount_id, "gone", 1));
+    if (ws_store_asks_parents(c->store))
+        ws_model_report(m, NULL, "topology", json_pack("{s:s,s:b}", "mount", c->mount_id, "gone", 1));
 }
 
 void ws_presence_leave(struct ws_control *c)

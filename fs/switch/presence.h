@@ -12,8 +12,9 @@ void ws_presence_post_answered(struct ws_control *c, struct ws_controller *ctl, 
                                uint64_t release);
 /* The mount ends: agents need not wait for it. */
 void ws_presence_leave(struct ws_control *c);
-/* verb: "prepared", "fetched", "loaded" or "failed", the last with why. */
+/* verb: "prepared", "fetched", "loaded" or "failed", the last with why. release: the one that asked for it; 0: none. */
 void ws_presence_report(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
-                        const struct ws_version_id *version, const char *verb, const char *why);
+                        const struct ws_version_id *version, const char *verb, uint64_t release,
+                        const char *why);
 
 #endif

@@ -1,8 +1,14 @@
 #include "fs/switch/reconcile.h"
 #include "fs/engines/added.h"
 #include "fs/engines/job.h"
+#include "fs/switch/adapter_upkeep.h"
+#include "fs/switch/catch_up.h"
 #include "fs/switch/follow.h"
+#include "fs/switch/kept.h"
+#include "fs/switch/learned_file.h"
+#include "fs/switch/quarantine.h"
 #include "fs/switch/restore.h"
+#include "fs/switch/set.h"
 #include "fs/switch/switch.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
@@ -34,13 +40,13 @@ struct look {
     uint64_t generation; /* the controller's, before current was read */
     struct ws_engine **engines;
     size_t n;
-    bool *answered;
+    bool *answered, *runs; /* runs: and does not say that it is paused or asleep */
 };
 
 /* With the lock. */
 static bool may_reconcile(const struct ws_controller *ctl, const struct ws_engine *e)
 {
-    return ctl->policy == WS_POLICY_FOLLOW || ctl->commit != WS_COMMIT_ALL ||
+    return ws_policy_follows(ctl->policy) || ctl->commit != WS_COMMIT_ALL ||
            ws_condition_is_uncertain(&e->condition);
 }
 
@@ -54,9 +60,10 @@ static void clear_stale_error(struct ws_controller *ctl)
         ws_controller_clear_error(ctl, SERVES);
 }
 
-/* Records what an engine answered, where no switch has come between. facts NULL: it was not asked what it is. */
+/* Records what an engine answered, where no switch has come between. facts NULL: it was not asked what it is. process: that
+ * answered, empty: not known. */
 static void record(const struct look *l, struct ws_engine *e, int rc, const struct ws_engine_facts *facts,
-                   const struct ws_engine_serving *now, const struct ws_error *err)
+                   const struct ws_engine_serving *now, const char *process, const struct ws_error *err)
 {
     struct ws_control *c = l->control;
     struct ws_controller *ctl = l->controller;
@@ -71,6 +78,13 @@ static void record(const struct look *l, struct ws_engine *e, int rc, const stru
     if (newest && rc == 0 && ws_condition_answered(k, now, l->current, &restarted) && restarted &&
         !k->reports.path)
         e->facts.known = false; /* it is asked anew what it is, and where that is from */
+    const bool had_draft = e->draft.id.lineage[0];
+    /* Of one that was kept for an engine that does not name its process, only a current version tells whether it ran on. */
+    const bool tells = l->current || process[0] || !e->draft.is_kept;
+    if (newest && rc == 0 && tells) /* the draft model of another process is what that was started with */
+        ws_draft_seen(&e->draft, process, restarted, l->current && strcmp(now->version, l->current) == 0);
+    if (had_draft && !e->draft.id.lineage[0])
+        e->facts.known = false;
     if (newest && rc < 0)
         (void)ws_condition_silent(k, err->text, &lost);
     if (newest) {
@@ -94,11 +108,21 @@ static void record(const struct look *l, struct ws_engine *e, int rc, const stru
     }
 }
 
-/* With the lock. */
-static bool is_due(const struct ws_controller *ctl, const struct ws_engine *e)
+/* With the lock. Is it not as it should be: its target, where a version of that is current, or its draft model? One that
+ * does not serve and whose target stays is not resumed for its draft's sake. */
+static bool is_behind(const struct look *l, const struct ws_engine *e)
 {
-    return !ctl->switching && !e->removed && ws_condition_is_behind(&e->condition) &&
-           ws_backoff_is_over(&e->catch_up_backoff) && may_reconcile(ctl, e);
+    return (l->current && ws_condition_is_behind(&e->condition)) ||
+           (e->condition.state == WS_ENGINE_SERVING && ws_set_lacks_draft(l->control, e));
+}
+
+/* With the lock. */
+static bool is_due(const struct look *l, const struct ws_engine *e)
+{
+    const struct ws_controller *ctl = l->controller;
+    return !ctl->switching && !ctl->preparing && !e->removed && is_behind(l, e) &&
+           ws_backoff_is_over(&e->catch_up_backoff) && may_reconcile(ctl, e) &&
+           !ws_set_waits_for_draft(l->control, e);
 }
 
 static void record_try(struct ws_control *c, struct ws_engine *e, int rc)
@@ -119,6 +143,7 @@ static void query(void *arg, size_t i)
     struct ws_engine_facts facts;
     struct ws_engine_serving now = {0};
     struct ws_error err = {0};
+    char process[WS_ENGINE_PROCESS_CHARS + 1] = "";
     if (e->ops->external)
         return;
     int rc = ws_engine_ready(e, l->control, &err);
@@ -127,10 +152,14 @@ static void query(void *arg, size_t i)
     if (rc == 0)
         rc = call.facts.known ? e->ops->serving(&call.target, &now, &err)
                               : ws_engine_query(e, &call.target, &facts, &now, &err);
+    if (rc == 0 && e->ops->process && ws_members_draft(&e->members) &&
+        e->ops->process(&call.target, process, NULL) < 0)
+        process[0] = 0;
     if (atomic_load(&l->control->stop))
         return;
-    record(l, e, rc, call.facts.known ? NULL : &facts, &now, &err);
+    record(l, e, rc, call.facts.known ? NULL : &facts, &now, process, &err);
     l->answered[i] = rc == 0;
+    l->runs[i] = rc == 0 && !now.paused && !now.sleeping;
 }
 
 /* The engines that are reconciled now. With commit=rolling=K, of those that answer requests, no more than may
@@ -146,7 +175,7 @@ static size_t select_due(const struct look *l, struct ws_engine **due)
     for (size_t i = 0; i < l->n; i++) {
         struct ws_engine *e = l->engines[i];
         const bool answers = ws_condition_answers(&e->condition);
-        if (!l->answered[i] || !is_due(l->controller, e) || (answers && room == 0))
+        if (!l->answered[i] || !is_due(l, e) || (answers && room == 0))
             continue;
         room -= answers;
         due[n++] = e;
@@ -175,19 +204,46 @@ static bool bring_up_to_date(const struct look *l, struct ws_model *m)
     return n > 0;
 }
 
+/* One that cannot say that it is paused was left so. */
+static bool is_running(const struct ws_condition *k)
+{
+    return k->state == WS_ENGINE_SERVING || (k->state == WS_ENGINE_STALE && !k->abandoned);
+}
+
+/* In quarantine no engine is brought to the current version, which a release has left behind: one that came back, or was
+ * resumed by another program, is paused. */
+static void hold_those_that_run(const struct look *l, struct ws_model *m)
+{
+    struct ws_error err = {0};
+    bool runs = false;
+    pthread_mutex_lock(&l->control->lock);
+    for (size_t i = 0; i < l->n; i++)
+        runs = runs || (l->answered[i] && is_running(&l->engines[i]->condition));
+    pthread_mutex_unlock(&l->control->lock);
+    const int rc = runs ? ws_switch_hold(l->control, l->controller, m, "it runs again", &err) : 0;
+    if (rc < 0 && rc != -EBUSY)
+        ws_log(WS_LOG_WARN, "reconcile", "%s", err.text);
+}
+
 /* Asks all engines at once, because one that is down takes its time. */
 static void check_engines(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
                           const char *current, uint64_t generation)
 {
     struct look l = {.control = c, .controller = ctl, .current = current, .generation = generation};
-    l.engines = ws_engine_get_all(c, ctl, &l.n);
+    l.engines = ws_engine_get_all(c, ctl, false, &l.n);
     l.answered = calloc(l.n + 1, sizeof(bool));
-    if (l.engines && l.answered) {
+    l.runs = calloc(l.n + 1, sizeof(bool));
+    if (l.engines && l.answered && l.runs) {
         ws_workers_run_at_once(query, &l, l.n);
-        while (m && current && !atomic_load(&c->stop) && bring_up_to_date(&l, m))
-            ; /* one that failed waits for its next try, so that this ends */
+        if (m && current && ws_quarantine_holds(c, ctl, m))
+            hold_those_that_run(&l, m);
+        else
+            while (m && !atomic_load(&c->stop) && bring_up_to_date(&l, m))
+                ; /* one that failed waits for its next try, so that this ends */
+        ws_adapter_upkeep(c, ctl, m, l.engines, l.runs, l.n);
     }
     free(l.answered);
+    free(l.runs);
     ws_engine_put_all(c, l.engines, l.n);
 }
 
@@ -206,6 +262,7 @@ static void check_controller(struct ws_control *c, struct ws_controller *ctl)
     check_engines(c, ctl, m, v ? current : NULL, generation);
     if (m && !v)
         ws_restore_again(c, ctl, m);
+    ws_kept_trim(c, ctl);
     if (m)
         ws_follow_check(c, m); /* min-interval may be over */
     if (v)
@@ -238,6 +295,7 @@ static void *reconcile(void *arg)
         pthread_mutex_unlock(&c->lock);
         for (; ctl && !atomic_load(&c->stop); ctl = ctl->next)
             check_controller(c, ctl);
+        ws_learned_file_save(c, false);
         if (atomic_exchange(&c->lacks_sources, false) && ws_job_start(c, open_sources, c) < 0)
             atomic_store(&c->lacks_sources, true);
         pthread_mutex_lock(&r->lock);

@@ -1,6 +1,7 @@
 #include "fs/switch/restore.h"
 #include "fs/engines/job.h"
 #include "fs/switch/follow.h"
+#include "fs/switch/kept.h"
 #include "fs/switch/presence.h"
 #include "fs/switch/reconcile.h"
 #include "fs/switch/settings.h"
@@ -69,7 +70,9 @@ static void make_current(void *arg)
     struct ws_switch_item *p = &restored->item;
     struct ws_error err = {0};
     const struct ws_switch_options o = {.deadline_s = PULL_S};
-    int rc = ws_switch_pull(c, p->version, WS_PRIORITY_SWITCH, &o, &err);
+    int rc = ws_version_direct(p->version, &err);
+    if (rc == 0)
+        rc = ws_switch_pull(c, p->version, WS_PRIORITY_SWITCH, &o, &err);
     if (rc == 0)
         rc = ws_switch_restore(c, p, &err);
     if (rc == 0) {
@@ -137,6 +140,7 @@ void ws_restore_version(struct ws_control *c, struct ws_controller *ctl, struct 
     pthread_mutex_unlock(&c->lock);
     if (pin && ws_version_pin(v, true, &err) < 0)
         (void)ws_controller_fail(c, ctl, "restore a pin", &err);
+    ws_kept_restore(c, ctl, v);
     restore_current(c, ctl, m, v);
 }
 

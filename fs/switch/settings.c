@@ -1,113 +1,22 @@
 #include "fs/switch/settings.h"
 #include "fs/engines/added.h"
-#include "transports/base/clock.h"
-#include "transports/base/log.h"
+#include "fs/switch/needed.h"
+#include "fs/switch/quarantine.h"
 #include "transports/base/name.h"
 #include "transports/base/state_file.h"
 #include "transports/base/text.h"
 #include "transports/simd/copy.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #define HEAD        "wsync-settings 1\n"
-#define WORST_BYTES 256   /* by which what is set for a model by words may become longer */
-#define OWN_WAIT_MS 45000 /* for a predecessor: longer than its control takes to end */
-#define OWN_LOOK_US 50000
-
-char *ws_settings_path(const char *dir, const char *mountpoint)
-{
-    char own[2048], file[WS_MAX_NAME + 1], *path = NULL;
-    const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
-    if (dir && strcmp(dir, "none") == 0)
-        return NULL;
-    if (!dir && geteuid() == 0)
-        dir = "/var/lib/wsync";
-    if (!dir && state && *state)
-        snprintf(own, sizeof(own), "%s/wsync", state);
-    else if (!dir && home && *home)
-        snprintf(own, sizeof(own), "%s/.local/state/wsync", home);
-    else if (!dir)
-        return NULL;
-    ws_name_to_file(mountpoint[1] ? mountpoint + 1 : mountpoint, file);
-    if (asprintf(&path, "%s/%.240s", dir ? dir : own, file) < 0)
-        return NULL;
-    return path;
-}
-
-/* --- whose they are --- */
-
-static int open_lock(const char *path, int *code)
-{
-    char beside[4096];
-    snprintf(beside, sizeof(beside), "%s.lock", path);
-    int rc = ws_state_file_make_folder(path);
-    int fd = rc == 0 ? open(beside, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
-    *code = fd >= 0 ? 0 : rc < 0 ? -rc : errno;
-    return fd >= 0 ? fd : open(path, O_RDONLY | O_CLOEXEC);
-}
-
-static int lock_in_time(int fd, const char *path, struct ws_error *err)
-{
-    const uint64_t until = ws_clock_ns() + OWN_WAIT_MS * WS_MS_NS;
-    char pid[32] = "";
-    for (bool told = false; flock(fd, LOCK_EX | LOCK_NB) != 0; told = true) {
-        if (errno != EWOULDBLOCK && errno != EINTR)
-            return ws_error_set(err, errno,
-                                "cannot lock the settings in %s: %s; put them on a local file system with "
-                                "state=DIR",
-                                path, strerror(errno));
-        ssize_t n = pread(fd, pid, sizeof(pid) - 1, 0);
-        pid[n > 0 ? strspn(pid, "0123456789") : 0] = 0;
-        if (ws_clock_ns() > until)
-            return ws_error_set(err, EBUSY,
-                                "another daemon (process %s) owns the settings in %s: end it, or mount with "
-                                "another state=DIR",
-                                pid[0] ? pid : "unknown", path);
-        if (!told)
-            ws_log(WS_LOG_INFO, "mount", "waiting for the daemon that owns the settings file=%s process=%s",
-                   path, pid[0] ? pid : "unknown");
-        usleep(OWN_LOOK_US);
-    }
-    return 0;
-}
-
-int ws_settings_lock(const char *dir, const char *mountpoint, int *out, struct ws_error *err)
-{
-    char *path = ws_settings_path(dir, mountpoint), pid[32];
-    int code = 0, rc = 0, fd = path ? open_lock(path, &code) : -1;
-    *out = -1;
-    if (fd >= 0)
-        rc = lock_in_time(fd, path, err);
-    else if (path && dir && code != ENOSPC && code != EDQUOT) /* room may come */
-        rc = ws_error_set(err, code,
-                          "the settings cannot be kept in %s: %s; name another folder with state=DIR, or "
-                          "state=none",
-                          path, strerror(code));
-    else if (path)
-        ws_log(WS_LOG_WARN, "mount", "the settings cannot be kept in %s: %s", path, strerror(code));
-    if (fd >= 0 && rc == 0 && code == 0) {
-        int n = snprintf(pid, sizeof(pid), "%d\n", (int)getpid());
-        if (ftruncate(fd, 0) != 0 || pwrite(fd, pid, (size_t)n, 0) != n)
-            ws_log(WS_LOG_DEBUG, "mount", "the lock of %s does not say whose it is", path);
-    }
-    if (fd >= 0 && rc < 0)
-        close(fd);
-    else
-        *out = fd;
-    free(path);
-    return rc;
-}
-
-void ws_settings_unlock(int lock)
-{
-    if (lock >= 0)
-        close(lock);
-}
+#define WORST_BYTES 1024 /* by which what is set for a model by words, or said by agents, may become longer */
+#define WORST_ADAPTERS_BYTES                                                                                 \
+    (WS_MAX_KEPT * (WS_VERSION_ID_TEXT + 6) + WS_ADAPTER_RUNS * (WS_LINEAGE_CHARS + 60) +                    \
+     WS_ADAPTER_STRAYS * 50)
 
 /* --- writing --- */
 
@@ -127,11 +36,23 @@ static void print_engine(const struct ws_engine *e, bool worst, FILE *f)
         fprintf(f, "broken %s\n", e->name);
     if (ws_condition_is_uncertain(&e->condition) || worst)
         fprintf(f, "doubted %s\n", e->name);
+    if (worst && ws_members_draft(&e->members))
+        fprintf(f, "%*s%s\n", (int)WS_DRAFT_LINE_BYTES, "", e->name);
+    else if (!ws_condition_is_uncertain(&e->condition)) /* else it may have been told another one */
+        ws_draft_print(&e->draft, e->name, f);
 }
 
-static void print_released(uint64_t by, const struct ws_version_id *id, FILE *f)
+static void print_released(uint64_t by, const struct ws_version_id *id, bool quarantined, FILE *f)
 {
     fprintf(f, "released %" PRIu64 " %" PRIu64 " %s\n", by, id->version, id->lineage);
+    if (quarantined)
+        fputs("quarantined\n", f);
+}
+
+static void count(void *arg, const char *url)
+{
+    (void)url;
+    ++*(unsigned *)arg;
 }
 
 /* Is anything set for the model that differs from what one has that comes for the first time? */
@@ -139,24 +60,50 @@ static bool is_set(struct ws_control *c, const struct ws_controller *ctl)
 {
     const enum ws_policy policy = c->options.prefetch ? WS_POLICY_PULL : WS_POLICY_MANUAL;
     struct ws_transport_prefs strategies;
+    unsigned parents = 0;
+    ws_store_each_parent(c->store, ctl->name, count, &parents);
     pthread_mutex_lock(&c->lock);
     const bool it_is = ctl->policy != policy || ctl->commit != WS_COMMIT_ALL || ctl->added || ctl->engines ||
-                       ctl->target.lineage[0] || ctl->inherited_release || ctl->pins.len || ctl->signed_ns;
+                       ctl->target.lineage[0] || ctl->inherited_release || ctl->pins.len || ctl->signed_ns ||
+                       ctl->adapters.n_runs || ctl->adapters.n_strays || ctl->declared;
     pthread_mutex_unlock(&c->lock);
-    return it_is || ws_transport_prefs_get(c->store, ctl->name, &strategies);
+    return it_is || parents || ws_transport_prefs_get(c->store, ctl->name, &strategies);
+}
+
+/* worst: as long as they may become where engines take its versions as adapters. */
+static void print_adapters(struct ws_control *c, const struct ws_controller *ctl, bool worst, FILE *f)
+{
+    const struct ws_adapters *a = &ctl->adapters;
+    if (worst && ws_engine_most_kept(c, ctl->name) > 0)
+        fprintf(f, "%*s\n", WORST_ADAPTERS_BYTES, "");
+    for (size_t i = 0; i < a->n_runs; i++)
+        fprintf(f, "adapters %s %" PRIu64 " %" PRIu64 "\n", a->runs[i].lineage, a->runs[i].low,
+                a->runs[i].high);
+    for (size_t i = 0; i < a->n_strays; i++)
+        fprintf(f, "stray %" PRIu64 " %" PRIu64 "\n", a->strays[i].low, a->strays[i].high);
+    for (size_t i = 0; i < a->kept.len; i++)
+        fprintf(f, "kept %" PRIu64 " %s\n", a->kept.ptr[i].id.version, a->kept.ptr[i].id.lineage);
+}
+
+static void print_parent(void *arg, const char *url)
+{
+    FILE *f = arg;
+    fputs("peer ", f);
+    ws_words_quote(f, url);
+    fputc('\n', f);
 }
 
 static void print_controller(struct ws_control *c, struct ws_controller *ctl, bool worst, FILE *f)
 {
-    char commit[32], policy[64], list[WS_TRANSPORT_PREFS_CHARS];
+    char commit[32], policy[WS_POLICY_CHARS], list[WS_TRANSPORT_PREFS_CHARS];
     struct ws_transport_prefs strategies;
     struct ws_desired desired = {0};
     struct ws_model *m = ws_store_find(c->store, ctl->name);
-    struct ws_version *current = m ? ws_model_current(m) : NULL;
     if (!m && !is_set(c, ctl))
         return; /* it was removed */
     if (m)
         ws_model_desired(m, &desired);
+    const bool quarantined = m && ws_quarantine_holds(c, ctl, m);
     fputs("model ", f);
     ws_words_quote(f, ctl->name);
     fputc('\n', f);
@@ -167,25 +114,33 @@ static void print_controller(struct ws_control *c, struct ws_controller *ctl, bo
     pthread_mutex_lock(&c->lock);
     ws_controller_commit_text(ctl, commit);
     ws_controller_policy_text(ctl, policy);
+    struct ws_version *current = m ? ws_model_current(m) : NULL; /* as the lock's holder sees it */
     fprintf(f, "policy %s\ncommit %s\n", policy, commit);
     ws_added_print(ctl, f);
+    fputs(ctl->declared ? ctl->declared : "", f);
     for (const struct ws_engine *e = ctl->engines; e; e = e->next)
         print_engine(e, worst, f);
-    if (current)
+    char *needed = ws_needed_line(ctl, m);
+    if (needed)
+        fprintf(f, "%s\n", needed);
+    free(needed);
+    if (current && !ctl->goes_forward)
         fprintf(f, "current %" PRIu64 " %s\n", ws_version_number(current), ws_version_lineage(current));
     else if (ctl->target.lineage[0])
         fprintf(f, "current %" PRIu64 " %s\n", ctl->target.version, ctl->target.lineage);
-    if (ctl->policy == WS_POLICY_FOLLOW && desired.released_by)
-        print_released(desired.released_by, &desired.released, f);
+    if (ws_policy_follows_releases(ctl->policy) && desired.released_by)
+        print_released(desired.released_by, &desired.released, quarantined, f);
     else if (ctl->inherited_release)
-        print_released(ctl->inherited_release, &ctl->inherited, f);
+        print_released(ctl->inherited_release, &ctl->inherited, ctl->inherited_quarantine, f);
     if (ctl->signed_ns)
         fprintf(f, "signed %" PRIu64 "\n", ctl->signed_ns);
+    print_adapters(c, ctl, worst, f);
     if (worst)
         fprintf(f, "%*s\n", WORST_BYTES, "");
     for (size_t i = 0; i < ctl->pins.len; i++)
         fprintf(f, "pin %" PRIu64 " %s\n", ctl->pins.ptr[i].version, ctl->pins.ptr[i].lineage);
     pthread_mutex_unlock(&c->lock);
+    ws_store_each_parent(c->store, ctl->name, print_parent, f);
     if (m) {
         ws_model_each(m, print_pin, f);
         ws_model_put(m);
@@ -283,11 +238,10 @@ static int damaged(const char *path, const char *why, struct ws_error *err)
 
 /* A line of a newer release, for example. The other lines hold, and a copy keeps that line when the settings are
  * written anew. */
-static int unknown(const char *path, const char *line, struct ws_error *err)
+static int unknown(const char *path, const char *shown, struct ws_error *err)
 {
-    char aside[4096], shown[WS_MAX_COMMAND + 1];
+    char aside[4096];
     snprintf(aside, sizeof(aside), "%s.damaged", path);
-    ws_command_show(line, strlen(line), shown);
     (void)unlink(aside);
     bool kept = link(path, aside) == 0;
     return ws_error_set(
@@ -327,8 +281,11 @@ static bool parse_policy(struct ws_control *c, struct ws_controller *ctl, const 
     struct ws_error err;
     struct ws_command *q = calloc(1, sizeof(*q));
     bool good = q && ws_command_parse(WS_SCOPE_MODEL, line, strlen(line), q, &err) == 0 &&
-                ws_controller_set_policy(c, ctl, q->args[0], q->options[WS_OPTION_EVERY],
-                                         q->options[WS_OPTION_MIN_INTERVAL], &err) == 0;
+                ws_controller_set_policy(c, ctl, q->args[0],
+                                         &(struct ws_policy_options){q->options[WS_OPTION_EVERY],
+                                                                     q->options[WS_OPTION_MIN_INTERVAL],
+                                                                     q->options[WS_OPTION_UNTIL]},
+                                         &err) == 0;
     free(q);
     return good;
 }
@@ -341,8 +298,52 @@ static void each_engine(struct ws_controller *ctl, const char *name, void (*read
             read(&e->condition);
 }
 
+/* "ENGINE NUMBER RUN [PROCESS]"; of an engine that could not be brought back it is left out. */
+static bool parse_draft(struct ws_controller *ctl, const char *text)
+{
+    const size_t n = strcspn(text, " ");
+    struct ws_draft draft;
+    if (text[n] != ' ' || !ws_draft_read(&draft, text + n + 1))
+        return false;
+    for (struct ws_engine *e = ctl->engines; e; e = e->next)
+        if (strlen(e->name) == n && memcmp(e->name, text, n) == 0)
+            e->draft = draft;
+    return true;
+}
+
+static bool parse_parent(struct ws_control *c, const struct ws_controller *ctl, const char *line)
+{
+    struct ws_error err;
+    struct ws_words *w = calloc(1, sizeof(*w));
+    const bool good = w && ws_words_parse(line, strlen(line), w, &err) == 0 && w->n == 2 &&
+                      ws_store_remember_parent(c->store, ctl->name, w->word[1]) == 0;
+    free(w);
+    return good;
+}
+
+static bool parse_declared(struct ws_controller *ctl, const char *line)
+{
+    char *before = ctl->declared, *text;
+    if (asprintf(&text, "%s%s\n", before ? before : "", line) < 0)
+        return false;
+    ctl->declared = text;
+    free(before);
+    return true;
+}
+
+/* text NULL: it stays as it is. */
+static bool set_needed(struct ws_controller *ctl, const char *text)
+{
+    char *copy = text ? strdup(text) : NULL;
+    if (copy) {
+        free(ctl->needed);
+        ctl->needed = copy;
+    }
+    return copy || !text;
+}
+
 static bool parse_line(struct ws_control *c, struct ws_controller *ctl, const char *line,
-                       bool (*add)(void *arg, struct ws_controller *ctl, const char *line), void *arg)
+                       ws_settings_add *add, void *arg)
 {
     struct ws_error err;
     struct ws_transport_prefs strategies;
@@ -356,20 +357,38 @@ static bool parse_line(struct ws_control *c, struct ws_controller *ctl, const ch
                ws_transport_prefs_set(c->store, ctl->name, &strategies, &err) == 0;
     } else if (strncmp(line, "source ", 7) == 0) {
         return ws_added_read(ctl, line);
+    } else if (strncmp(line, "config ", 7) == 0) {
+        return parse_declared(ctl, line);
+    } else if (strncmp(line, "peer ", 5) == 0) {
+        return parse_parent(c, ctl, line);
     } else if (strncmp(line, "engine add ", 11) == 0) {
-        return add(arg, ctl, line);
+        return add(arg, ctl, line) && set_needed(ctl, ctl->needed ? NULL : "");
+    } else if (strncmp(line, WS_NEEDED_WORD, strlen(WS_NEEDED_WORD)) == 0) {
+        return set_needed(ctl, line + strlen(WS_NEEDED_WORD));
     } else if (strncmp(line, "broken ", 7) == 0) {
         each_engine(ctl, line + 7, ws_condition_restore_broken);
     } else if (strncmp(line, "doubted ", 8) == 0) {
         each_engine(ctl, line + 8, ws_condition_restore_uncertain);
+    } else if (strncmp(line, WS_DRAFT_WORD, strlen(WS_DRAFT_WORD)) == 0) {
+        return parse_draft(ctl, line + strlen(WS_DRAFT_WORD));
     } else if (strncmp(line, "current ", 8) == 0) {
         return parse_version_id(line + 8, &ctl->target);
     } else if (strncmp(line, "released ", 9) == 0) {
         line += 9;
         return ws_text_digits(&line, &ctl->inherited_release) == 0 && *line++ == ' ' &&
                parse_version_id(line, &ctl->inherited);
+    } else if (strcmp(line, "quarantined") == 0) {
+        ctl->inherited_quarantine = true;
     } else if (strncmp(line, "pin ", 4) == 0) {
         return parse_version_id(line + 4, &pin) && ws_pins_append(&ctl->pins, pin) == 0;
+    } else if (strncmp(line, "adapters ", 9) == 0) {
+        return ws_adapters_read_run(&ctl->adapters, line + 9);
+    } else if (strncmp(line, "stray ", 6) == 0) {
+        return ws_adapters_read_stray(&ctl->adapters, line + 6);
+    } else if (strncmp(line, "kept ", 5) == 0) {
+        struct ws_kept_version kept = {0};
+        return parse_version_id(line + 5, &kept.id) &&
+               ws_kept_versions_append(&ctl->adapters.kept, kept) == 0;
     } else if (strncmp(line, "signed ", 7) == 0) {
         return ws_text_u64(line + 7, &ctl->signed_ns) == 0;
     } else if (strcmp(line, "switching") == 0) {
@@ -380,11 +399,32 @@ static bool parse_line(struct ws_control *c, struct ws_controller *ctl, const ch
     return true;
 }
 
-int ws_settings_load(struct ws_control *c,
-                     bool (*add)(void *arg, struct ws_controller *ctl, const char *line), void *arg,
-                     struct ws_error *err)
+const char *ws_settings_parse(struct ws_control *c, char *text, size_t n, ws_settings_add *add, void *arg,
+                              char left_out[WS_MAX_COMMAND + 1])
 {
-    char *text, *save = NULL;
+    const char *why = check(text, n);
+    struct ws_controller *ctl = NULL;
+    char *save = NULL;
+    left_out[0] = 0;
+    for (char *line = why ? NULL : strtok_r(text + strlen(HEAD), "\n", &save); line;
+         line = strtok_r(NULL, "\n", &save)) {
+        const bool is_model = strncmp(line, "model ", 6) == 0;
+        if (is_model) {
+            struct ws_words words = {0};
+            struct ws_error err;
+            bool good = ws_words_parse(line, strlen(line), &words, &err) == 0 && words.n == 2 &&
+                        ws_name_is_model(words.word[1]);
+            ctl = good ? ws_controller_get(c, words.word[1]) : NULL;
+        }
+        if (!ctl || (!is_model && !parse_line(c, ctl, line, add, arg)))
+            ws_command_show(line, strlen(line), left_out);
+    }
+    return why;
+}
+
+int ws_settings_load(struct ws_control *c, ws_settings_add *add, void *arg, struct ws_error *err)
+{
+    char *text, left_out[WS_MAX_COMMAND + 1];
     size_t n = 0;
     if (!c->settings_path)
         return 0;
@@ -394,19 +434,9 @@ int ws_settings_load(struct ws_control *c,
         return damaged(c->settings_path, unread.text, err);
     if (!text)
         return 0;
-    const char *why = check(text, n);
-    struct ws_controller *ctl = NULL;
-    for (char *line = why ? NULL : strtok_r(text + strlen(HEAD), "\n", &save); line;
-         line = strtok_r(NULL, "\n", &save)) {
-        struct ws_words words = {0};
-        if (strncmp(line, "model ", 6) == 0) {
-            bool good = ws_words_parse(line, strlen(line), &words, err) == 0 && words.n == 2 &&
-                        ws_name_is_model(words.word[1]);
-            ctl = good ? ws_controller_get(c, words.word[1]) : NULL;
-        }
-        if (!ctl || (strncmp(line, "model ", 6) != 0 && !parse_line(c, ctl, line, add, arg)))
-            rc = unknown(c->settings_path, line, err);
-    }
+    const char *why = ws_settings_parse(c, text, n, add, arg, left_out);
     free(text);
-    return why ? damaged(c->settings_path, why, err) : rc;
+    if (why)
+        return damaged(c->settings_path, why, err);
+    return left_out[0] ? unknown(c->settings_path, left_out, err) : 0;
 }

@@ -3,6 +3,7 @@
 #ifndef WS_MOUNT_HELPERS_CLI_CLI_H
 #define WS_MOUNT_HELPERS_CLI_CLI_H
 #include "transports/base/error.h"
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -40,7 +41,7 @@ struct cli_command {
 
 extern const struct cli_command cmd_agent, cmd_publish, cmd_mount, cmd_umount, cmd_export, cmd_ls, cmd_status,
     cmd_events, cmd_load, cmd_release, cmd_sync, cmd_pull, cmd_wait, cmd_verify, cmd_inspect, cmd_diff,
-    cmd_save, cmd_engine, cmd_bench, cmd_doctor, cmd_key, cmd_token, cmd_model;
+    cmd_save, cmd_engine, cmd_bench, cmd_doctor, cmd_key, cmd_token, cmd_model, cmd_topology, cmd_derive;
 
 /* Last value of an option, or NULL; all values with cli_nth. Switches give "". */
 const char *cli_get(const struct cli_args *args, const char *option);
@@ -63,6 +64,7 @@ char *cli_read_token(const char *path);
 /* Blocks until SIGINT or SIGTERM. To be called after cli_block_signals in main thread. */
 void cli_block_signals(void);
 int cli_wait_signal(void);
+void cli_stop_signals(sigset_t *set); /* those that it waits for */
 /* For a daemon: as many open files as the hard limit allows. */
 void cli_allow_descriptors(void);
 

@@ -101,17 +101,13 @@ static json_t *row_of(char *line, const struct field *places, const struct field
 /* --- the mount --- */
 
 static const struct field mount_fields[] = {
-    {"mountpoint", TEXT, NULL},
-    {"reads", TEXT, NULL},
-    {"cache_bytes", INTEGER, NULL},
-    {"used_bytes", INTEGER, NULL},
-    {"waiting_bytes", INTEGER, NULL},
-    {"moved_bytes", INTEGER, NULL},
-    {"pulls", INTEGER, NULL},
-    {"pulls_failed", INTEGER, NULL},
-    {"retries", INTEGER, NULL},
-    {"bad_blocks", INTEGER, NULL},
-    {0},
+    {"mountpoint", TEXT, NULL},         {"reads", TEXT, NULL},
+    {"cache_bytes", INTEGER, NULL},     {"used_bytes", INTEGER, NULL},
+    {"waiting_bytes", INTEGER, NULL},   {"moved_bytes", INTEGER, NULL},
+    {"pulls", INTEGER, NULL},           {"pulls_failed", INTEGER, NULL},
+    {"retries", INTEGER, NULL},         {"bad_blocks", INTEGER, NULL},
+    {"on_demand_bytes", INTEGER, NULL}, {"config", TEXT, NULL},
+    {"config_error", TEXT, NULL},       {0},
 };
 static const struct field source_places[] = {{"up", TEXT, NULL}, {0}};
 static const struct field source_pairs[] = {
@@ -175,16 +171,26 @@ static const struct field model_fields[] = {
     {"switches", INTEGER, NULL},
     {"switches_failed", INTEGER, NULL},
     {"lacking", TEXT, NULL},
+    {"quarantined", YES_NO, NULL},
+    {"config_differs", TEXT, NULL},
+    {"learned", TEXT, NULL},
     {0},
 };
 static const struct field version_places[] = {{"name", TEXT, NULL}, {"state", TEXT, NULL}, {0}};
 static const struct field version_pairs[] = {
-    {"bytes", INTEGER, NULL},   {"have", INTEGER, NULL},
-    {"moved", INTEGER, NULL},   {"how", TEXT, NULL},
-    {"strategy", NAME, NULL},   {"why_not", TEXT, NULL},
-    {"seconds", NUMBER, NULL},  {"run", TEXT, NULL},
-    {"sources", INTEGER, NULL}, {"bad-blocks", INTEGER, "bad_blocks"},
-    {"error", TEXT, NULL},      {0},
+    {"bytes", INTEGER, NULL},
+    {"have", INTEGER, NULL},
+    {"moved", INTEGER, NULL},
+    {"how", TEXT, NULL},
+    {"strategy", NAME, NULL},
+    {"why_not", TEXT, NULL},
+    {"seconds", NUMBER, NULL},
+    {"run", TEXT, NULL},
+    {"sources", INTEGER, NULL},
+    {"bad-blocks", INTEGER, "bad_blocks"},
+    {"needed", INTEGER, NULL},
+    {"error", TEXT, NULL},
+    {0},
 };
 static const char *const version_flags[] = {"pinned", "gone-at-source", NULL};
 static const struct field engine_places[] = {{"name", TEXT, NULL},    {"state", TEXT, NULL},

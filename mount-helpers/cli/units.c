@@ -1,6 +1,6 @@
 /* Figures: sizes, rates, clocks, secrets and signals for the subcommands. */
-#include "fs/engines/token.h"
 #include "mount-helpers/cli/cli.h"
+#include "transports/access/bearer.h"
 #include "transports/base/number.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -64,7 +64,7 @@ char *cli_read_token(const char *path)
     return token;
 }
 
-static void stop_signals(sigset_t *set)
+void cli_stop_signals(sigset_t *set)
 {
     sigemptyset(set);
     sigaddset(set, SIGINT);
@@ -75,7 +75,7 @@ static void stop_signals(sigset_t *set)
 void cli_block_signals(void)
 {
     sigset_t set;
-    stop_signals(&set);
+    cli_stop_signals(&set);
     sigprocmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
 }
@@ -84,7 +84,7 @@ int cli_wait_signal(void)
 {
     sigset_t set;
     int sig;
-    stop_signals(&set);
+    cli_stop_signals(&set);
     while (sigwait(&set, &sig))
         ;
     return sig;

@@ -2,6 +2,7 @@
 #include "fs/fuse/fs.h"
 #include "transports/memory/region.h"
 #include "transports/simd/copy.h"
+#include "transports/ucx/engine.h"
 #include <curl/curl.h>
 #include <microhttpd.h>
 #include <stdio.h>
@@ -58,6 +59,10 @@ void cli_print_version(void)
     printf("libfuse %s, libcurl %s, libmicrohttpd %s\n", libfuse, curl_version_info(CURLVERSION_NOW)->version,
            MHD_get_version());
     printf("copies %s, regions %s\n", ws_copy_code(), ws_region_tmpfs() >= 0 ? "huge-page tmpfs" : "memfd");
-    printf("transports tcp ipc dir\n");
+    printf("transports tcp ipc dir ucx\n");
     printf("%s\n%s\n%s\n", cuda, nccl, kernels);
+    if (*ws_ucx_build())
+        printf("UCX %s (headers; the library is opened at run time)\n", ws_ucx_build());
+    else
+        printf("no UCX: ucp/api/ucp.h was not there when this was built\n");
 }

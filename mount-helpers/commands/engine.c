@@ -16,7 +16,16 @@ static const struct cli_option options[] = {
     {"lie", 0, NULL, "with --refuse: say that the version was loaded, and go on as before"},
     {"slow", 0, "MS", "add this many milliseconds to each load", 0, 3600000},
     {"busy", 0, "N", "refuse the first N flushes of the cache, as if requests were in the way", 0, 1000000},
-    {"die-at", 0, "STEP", "exit at a step: pause, open, load, reply or continue"},
+    {"die-at", 0, "STEP", "exit at a step: pause, open, load, reply, continue, adapter or draft"},
+    {"max-lora-rank", 0, "R", "the largest rank of adapters that it takes (default 64); 0: it takes none", 0,
+     65536},
+    {"refuse-adapter", 0, "NAME",
+     "refuse to load an adapter under this name; with --lie: say that it was loaded"},
+    {"draft-model-path", 0, "DIR", "the checkpoint folder of a draft model, loaded at start"},
+    {"weight-transfer", 0, NULL,
+     "vLLM's: with wsync's back end for transfer sessions, which load a draft model"},
+    {"api-servers", 0, "N",
+     "vLLM's: processes that answer; with more than one nothing says when it was started", 1, 64},
     {"realistic", 0, NULL,
      "fail as the real servers do: a bad file ends SGLang's, and costs vLLM's its weights"},
     {"lifelike", 0, NULL, "the former name of --realistic"},
@@ -38,6 +47,11 @@ static int run(const struct cli_args *args)
         .busy = (unsigned)cli_u64(args, "busy", 0),
         .die_at = cli_get(args, "die-at"),
         .realistic = cli_has(args, "realistic") || cli_has(args, "lifelike"),
+        .max_lora_rank = (unsigned)cli_u64(args, "max-lora-rank", 64),
+        .refuse_adapter = cli_get(args, "refuse-adapter"),
+        .draft_path = cli_get(args, "draft-model-path"),
+        .transfers = cli_has(args, "weight-transfer"),
+        .api_servers = (unsigned)cli_u64(args, "api-servers", 1),
     };
     struct ws_error err = {0};
     struct ws_reference *engine;
@@ -62,10 +76,9 @@ const struct cli_command cmd_engine = {
     .description =
         "A small server that loads safetensors folders as SGLang and vLLM do (each file opened twice "
         "at once, mapped privately, tensors read in name order), keeps its own copy of the weights, and "
-        "answers /weights_checker with the checksum of what it holds. For trying out a deployment and "
-        "for tests: --refuse, --lie, --slow, --busy and --die-at make it fail on purpose. It generates no "
-        "text worth "
-        "reading.",
+        "answers /weights_checker with the checksum of what it holds, a draft model and adapters included. "
+        "For trying out a deployment and for tests: --refuse, --lie, --slow, --busy, --die-at and "
+        "--refuse-adapter make it fail on purpose. It generates no text worth reading.",
     .examples = "wsync engine --listen 127.0.0.1:30000 --model-path /wsync/actor/1\n"
                 "curl -s http://127.0.0.1:30000/model_info",
     .options = options,

@@ -17,9 +17,9 @@ static int ask(const struct cli_args *args, const char *verb, json_t *body)
     char path[WS_API_PATH_BYTES];
     struct ws_error err = {0};
     json_t *reply = NULL;
-    struct ws_source *agent = agents_open(args);
+    struct ws_source *agent = agents_open(args, 0);
     ws_api_model_path(path, verb, cli_word(args, 1));
-    const int rc = body ? ws_source_call(agent, "POST", path, body, &reply, &err)
+    const int rc = body ? agents_call(agent, "POST", path, body, &reply, &err)
                         : ws_error_set(&err, ENOMEM, "no memory for a request");
     const json_int_t left = json_integer_value(json_object_get(reply, "slots_left"));
     if (rc == 0 && left > 0)

@@ -63,6 +63,8 @@ static int run_mount(const struct cli_args *args)
     }
     if (rc == 0)
         rc = ws_mount_options_place(&o, cli_word(args, 0), cli_word(args, 1), &err);
+    if (rc == 0)
+        rc = ws_mount_options_read_needs(&o, &err);
     o.foreground = cli_has(args, "foreground");
     signal(SIGPIPE, SIG_IGN);
     cli_allow_descriptors();
@@ -99,6 +101,9 @@ const struct cli_command cmd_mount = {
         "refuses "
         "a version that they list with different digests. It listens as the agent does: beyond loopback only "
         "with a token.\n\n"
+        "With -o derive=actor@fp8-block128 it makes a quantised view of each version of actor that is asked "
+        "for, which is "
+        "a model beside actor; wsync(7) has more.\n\n"
         "It raises its soft limit of open files to the hard one (a version has a file descriptor a file, a "
         "connection one); the hard one is LimitNOFILE= of its unit, or ulimit -Hn.\n\n"
         "In fstab: https://HOST:18861 /wsync wsync _netdev,token-file=/etc/wsync/token,group=engines 0 0",
@@ -108,6 +113,8 @@ const struct cli_command cmd_mount = {
         "wsync mount --serve 0.0.0.0:18863 -o insecure,token-file=/etc/wsync/token http://10.0.0.3:18861 "
         "/wsync\n"
         "wsync mount 'https://rack:18863;token-file=/etc/wsync/rack.token,https://trainer:18861' /wsync\n"
+        "wsync mount --serve 0.0.0.0:18863 -o derive=actor@fp8-block128,token-file=/etc/wsync/token "
+        "https://node0:18861,https://node1:18861 /wsync\n"
         "mount -t wsync https://trainer:18861 /wsync -o token-file=/etc/wsync/token,group=engines",
     .options = mount_options,
     .max_words = 2,

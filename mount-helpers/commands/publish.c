@@ -1,9 +1,11 @@
 /* wsync publish: publishes a checkpoint folder as a version, through the same calls as a trainer. */
+#include "backends/engine/adapter_config.h"
 #include "backends/trainer/api/agent_address.h"
 #include "backends/trainer/wsync.h"
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/lost_file.h"
 #include "mount-helpers/cli/progress.h"
+#include "mount-helpers/commands/adapter_folder.h"
 #include "transports/base/text.h"
 #include "transports/format/manifest.h"
 #include "transports/ipc/peer.h"
@@ -33,6 +35,10 @@ static const struct cli_option options[] = {
     {"base", 'b', "DIR",
      "checkpoint that fills the tensors that CHECKPOINT_DIR lacks; "
      "the manifest names them frozen"},
+    {"base-name", 0, "NAME",
+     "of an adapter: write this base_model_name_or_path into its adapter_config.json; for vLLM's own "
+     "resolver it "
+     "is what the server was started with as --model"},
     {"threads", 't', "N", "copying threads; default: all cores, at most 8", 0, CLI_MAX_THREADS},
     {"timeout", 0, "SECONDS", "longest wait for a free slot; default 60", 0, CLI_MAX_SECONDS},
     {"wait-loaded", 'w', "SECONDS", "then wait until every mount that follows or has engines serves it", 0,
@@ -43,6 +49,7 @@ static const struct cli_option options[] = {
 
 struct mapped {
     struct ws_folder *folder;
+    char *adapter_config; /* that goes along instead of the folder's; NULL: the folder's */
     void **maps;
     wsync_param *params;
     size_t n_params;
@@ -77,13 +84,38 @@ static void add_tensor(struct mapped *m, const struct ws_folder_file *f, const v
     memcpy(p->shape, t->shape, sizeof t->shape);
 }
 
-static int map_folder(const char *path, bool quiet, struct mapped *m)
+/* Checks an adapter's folder, and what was asked of one. */
+static int check_adapter(const struct cli_args *args, struct mapped *m)
 {
+    const char *base_name = cli_get(args, "base-name");
+    struct ws_error err = {0};
+    json_t *config;
+    int code = CLI_OK;
+    if (adapter_folder_read(m->folder, &config, &err) < 0)
+        return cli_fail("%s", err.text);
+    if (!config)
+        return base_name
+                   ? cli_fail("--base-name is of an adapter, and %s holds none: no " WS_ADAPTER_CONFIG_NAME,
+                              m->folder->path)
+                   : CLI_OK;
+    if (cli_get(args, "base"))
+        code = cli_fail("an adapter has no --base: a version of it holds its own tensors only");
+    else if (base_name && !(m->adapter_config = adapter_folder_rename_base(config, base_name)))
+        code = cli_fail("no memory, or --base-name is not UTF-8");
+    json_decref(config);
+    return code;
+}
+
+static int map_folder(const struct cli_args *args, struct mapped *m)
+{
+    const char *path = cli_word(args, 0);
     struct ws_error err = {0};
     size_t n = 0;
     if (ws_folder_open(path, &m->folder, &err))
         return cli_fail("%s", err.text);
-    if (m->folder->n_left_out && !quiet) {
+    if (check_adapter(args, m))
+        return CLI_FAILED;
+    if (m->folder->n_left_out && !cli_has(args, "quiet")) {
         ws_text_clean(m->folder->left_out);
         printf("left out, as no part of a version: %s%s\n", m->folder->left_out,
                m->folder->n_left_out > 8 ? ", ..." : "");
@@ -115,6 +147,7 @@ static void unmap_folder(struct mapped *m)
             munmap(m->maps[i], m->folder->files[i].size_bytes);
     free(m->maps);
     free(m->params);
+    free(m->adapter_config);
     ws_folder_free(m->folder);
 }
 
@@ -189,7 +222,12 @@ static int run(const struct cli_args *args)
     };
     cli_lost_file_says("a checkpoint file shrank or failed while it was read; nothing was published");
     signal(SIGPIPE, SIG_IGN);
-    int code = map_folder(cli_word(args, 0), cli_has(args, "quiet"), &m);
+    int code = map_folder(args, &m);
+    const wsync_sidecar renamed = {.name = WS_ADAPTER_CONFIG_NAME,
+                                   .data = m.adapter_config,
+                                   .bytes = m.adapter_config ? strlen(m.adapter_config) : 0};
+    config.files = &renamed;
+    config.n_files = m.adapter_config != NULL;
     if (code == CLI_OK)
         code = publish(args, &m, &config, number);
     progress_end(&progress);
@@ -208,9 +246,13 @@ const struct cli_command cmd_publish = {
         "along; one that is a link that leads nowhere, or a link that its owner could not read through, or "
         "no "
         "regular file (a FIFO), is an error. What is announced never changes.\n\n"
-        "A version that is not higher than the newest one is refused; --new-run opens a new lineage.",
+        "A version that is not higher than the newest one is refused; --new-run opens a new lineage.\n\n"
+        "A folder with adapter_config.json and adapter_model.safetensors is a LoRA adapter, as PEFT's "
+        "save_pretrained writes it, and is published as a model of its own under these names, see "
+        "wsync-adapter(7). One of the two without the other, or what no engine loads, is refused.",
     .examples = "wsync publish --agent unix:/run/wsync/agent.sock --model actor --version 1 ./checkpoint\n"
-                "wsync publish -m actor -v 41 --new-run --wait-loaded 120 ./step-41",
+                "wsync publish -m actor -v 41 --new-run --wait-loaded 120 ./step-41\n"
+                "wsync publish -m actor-lora -v 7 --base-name /wsync/actor/41 ./adapter-7",
     .options = options,
     .min_words = 1,
     .max_words = 1,

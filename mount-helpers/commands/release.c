@@ -2,6 +2,7 @@
  * (backends/trainer/agent/fleet/release.h). */
 #include "mount-helpers/cli/agents.h"
 #include "mount-helpers/commands/service_notify.h"
+#include "transports/base/limits.h"
 #include "transports/base/text.h"
 #include "transports/http/url.h"
 #include "transports/protocol/api.h"
@@ -18,6 +19,16 @@ static const struct cli_option options[] = {
      "wait until every mount serves it, and end the release if not all have prepared it by then; without it "
      "the command returns at once, and mounts have 600 s to prepare",
      1, CLI_MAX_SECONDS},
+    {"min-engines", 0, "N",
+     "commit only where so many engines are at the mounts that have prepared it, and fail where fewer serve "
+     "it "
+     "at the end",
+     1, 1000000},
+    {"quorum", 0, "PERCENT",
+     "commit when that share of the fleet's engines (of its mounts, where there is no engine) has prepared "
+     "it "
+     "and all others have failed or had their time: these are named, kept from serving and brought along; as "
+     "98%"},
     {"astraflow-notify", 0, "URL",
      "then tell AstraFlow's inference service (RaaS) at this address, and wait until its engine has loaded "
      "the "
@@ -65,14 +76,58 @@ static size_t count(const json_t *release, const char *state, json_int_t engines
     return n;
 }
 
-/* One line for each mount in that state, and why. */
+/* Engines, or those that serve it (key), at mounts that have loaded it. */
+static uint64_t count_engines(const json_t *release, const char *key)
+{
+    const json_t *mount;
+    uint64_t n = 0;
+    size_t i;
+    json_array_foreach(json_object_get(release, "mounts"), i, mount)
+    {
+        if (strcmp(text_of(mount, "state"), "loaded") == 0)
+            n += (uint64_t)json_integer_value(json_object_get(mount, key));
+    }
+    return n;
+}
+
+/* An agent before 0.2 does not say how many serve. */
+static uint64_t count_serving(const json_t *release)
+{
+    const json_t *first = json_array_get(json_object_get(release, "mounts"), 0);
+    return count_engines(release, json_object_get(first, "serving") ? "serving" : "engines");
+}
+
+static bool is_quarantined(const json_t *mount)
+{
+    return json_is_true(json_object_get(mount, "quarantined")) &&
+           strcmp(text_of(mount, "state"), "loaded") != 0;
+}
+
+static void name_quarantined(const json_t *release)
+{
+    const json_t *mount;
+    size_t i, n = 0;
+    json_array_foreach(json_object_get(release, "mounts"), i, mount)
+    {
+        if (!is_quarantined(mount))
+            continue;
+        if (n++ == 0)
+            fprintf(stderr, "in quarantine, kept from serving what is older and brought along:\n");
+        fprintf(stderr, "  %s%s%s (%s): %s%s%s\n", text_of(mount, "mount"),
+                *text_of(mount, "identity") ? ", identity " : "", text_of(mount, "identity"),
+                text_of(mount, "model"), text_of(mount, "state"), *text_of(mount, "error") ? ": " : "",
+                text_of(mount, "error"));
+    }
+}
+
+/* One line for each mount in that state, and why; quarantined ones have their own. */
 static void name_mounts(const json_t *release, const char *state, const char *said)
 {
     const json_t *mount;
     size_t i;
     json_array_foreach(json_object_get(release, "mounts"), i, mount)
     {
-        if (strcmp(text_of(mount, "state"), state) == 0)
+        if (strcmp(text_of(mount, "state"), state) == 0 && !is_quarantined(mount))
             fprintf(stderr, "  %s (%s): %s%s%s\n", text_of(mount, "mount"), text_of(mount, "model"), said,
                     *text_of(mount, "error") ? ": " : "", text_of(mount, "error"));
     }
@@ -103,9 +158,11 @@ static void show_progress(const json_t *release, char shown[256])
 static void tell_success(const json_t *release, double start)
 {
     size_t all = count(release, "loaded", 0), serve = count(release, "loaded", 1);
+    const uint64_t engines = count_serving(release);
     if (serve > 0)
-        printf("released: %zu mount%s serve%s it after %s\n", serve, serve == 1 ? "" : "s",
-               serve == 1 ? "s" : "", cli_time(cli_now() - start));
+        printf("released: %zu mount%s, %" PRIu64 " engine%s serve%s it after %s\n", serve,
+               serve == 1 ? "" : "s", engines, engines == 1 ? "" : "s", engines == 1 ? "s" : "",
+               cli_time(cli_now() - start));
     if (serve == 0)
         printf("released: %zu mount%s it after %s; no engine is attached\n", all,
                all == 1 ? " has" : "s have", cli_time(cli_now() - start));
@@ -113,11 +170,45 @@ static void tell_success(const json_t *release, double start)
         printf("%zu more ha%s it, and no engine attached\n", all - serve, all - serve == 1 ? "s" : "ve");
 }
 
-/* The final message. alone: only mounts take part in the release. */
-static int conclude(const json_t *release, bool passed_time, double start, bool quiet, bool alone)
+/* Mounts that failed after they had prepared it. */
+static size_t count_failed(const json_t *release)
+{
+    const json_t *mount;
+    size_t i, n = 0;
+    json_array_foreach(json_object_get(release, "mounts"), i, mount)
+    {
+        n += strcmp(text_of(mount, "state"), "failed") == 0 && !is_quarantined(mount);
+    }
+    return n;
+}
+
+struct wish {
+    bool quiet, alone; /* alone: AstraFlow's services take part, too, and no mount has to */
+    uint64_t min_engines;
+    double quorum; /* percent; 0: all */
+};
+
+/* Engines may have failed since it was committed. Of the engines, or of the mounts where there is no engine. */
+static bool has_quorum(const json_t *release, double percent)
+{
+    const json_t *mount;
+    uint64_t engines = 0;
+    size_t i;
+    json_array_foreach(json_object_get(release, "mounts"), i, mount)
+    {
+        engines += (uint64_t)json_integer_value(json_object_get(mount, "engines"));
+    }
+    if (engines)
+        return (double)count_serving(release) * 100 >= percent * (double)engines - 1e-9;
+    return (double)count(release, "loaded", 0) * 100 >= percent * (double)count(release, NULL, 0) - 1e-9;
+}
+
+/* The final message. */
+static int conclude(const json_t *release, bool passed_time, double start, const struct wish *w)
 {
     const char *phase = text_of(release, "phase");
-    size_t loaded = count(release, "loaded", 0), failed = count(release, "failed", 0);
+    size_t loaded = count(release, "loaded", 0), failed = count_failed(release);
+    const bool quiet = w->quiet, alone = w->alone;
     if (strcmp(phase, "aborted") == 0)
         return cli_fail("the release was aborted, every mount goes on as it was: %s",
                         text_of(release, "why"));
@@ -138,7 +229,7 @@ static int conclude(const json_t *release, bool passed_time, double start, bool 
         return CLI_OK;
     if (loaded == 0) {
         int rc = cli_fail(
-            "no mount serves it: none with the policy follow is heard of; those that come later catch up");
+            "no mount serves it: none that follows releases is heard of; those that come later catch up");
         name_those_behind(release);
         return rc;
     }
@@ -148,20 +239,26 @@ static int conclude(const json_t *release, bool passed_time, double start, bool 
         fprintf(stderr, "left out:\n");
         name_those_behind(release);
     }
+    name_quarantined(release);
+    if (!has_quorum(release, w->quorum))
+        return cli_fail("fewer serve it than --quorum asks for");
+    if (count_serving(release) < w->min_engines)
+        return cli_fail("%" PRIu64 " engines serve it, and %" PRIu64 " are asked for (--min-engines)",
+                        count_serving(release), w->min_engines);
     return CLI_OK;
 }
 
 static int ask(struct ws_source *s, const char *method, const char *path, const json_t *body, json_t **reply)
 {
     struct ws_error err;
-    int rc = ws_source_call(s, method, path, body, reply, &err);
+    int rc = agents_call(s, method, path, body, reply, &err);
     if (rc < 0)
         cli_fail("%s", err.text);
     return rc;
 }
 
-static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, bool quiet, double start,
-                    bool alone)
+static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, double start,
+                    const struct wish *w)
 {
     char path[128], shown[256] = "";
     json_int_t id = json_integer_value(json_object_get(release, "id"));
@@ -178,7 +275,7 @@ static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, bool
         if (rc == 0) {
             json_decref(release);
             release = now;
-            if (!quiet)
+            if (!w->quiet)
                 show_progress(release, shown);
         } else if (end || !interrupted) { /* else the signal came meanwhile: the agent gets the abort */
             json_decref(release);
@@ -188,7 +285,7 @@ static int wait_for(struct ws_source *s, json_t *release, uint64_t seconds, bool
                                      id);
         }
     }
-    int rc = conclude(release, !in_time, start, quiet, alone);
+    int rc = conclude(release, !in_time, start, w);
     json_decref(release);
     return rc;
 }
@@ -207,6 +304,22 @@ static int take_models(const struct cli_args *args, json_t *models)
             return cli_usage("%.*s is named twice", (int)n, model);
         json_object_setn_new(models, model, n, json_integer((json_int_t)version));
     }
+    return CLI_OK;
+}
+
+static int take_terms(const struct cli_args *args, json_t *body)
+{
+    const char *text = cli_get(args, "quorum");
+    char *end = NULL;
+    if (cli_has(args, "min-engines"))
+        json_object_set_new(body, "min_engines", json_integer((json_int_t)cli_u64(args, "min-engines", 0)));
+    if (!text)
+        return CLI_OK;
+    const double share = strtod(text, &end);
+    if (end == text || (*end && strcmp(end, "%") != 0) || !(share >= 0.1 && share <= 100))
+        return cli_usage("--quorum: '%s' is no share; write a number of percent from 0.1 to 100, as 98%%",
+                         text);
+    json_object_set_new(body, "quorum", json_real(share));
     return CLI_OK;
 }
 
@@ -277,6 +390,20 @@ static int tell_services(const struct services *to, uint64_t seconds, double sta
     return CLI_OK;
 }
 
+/* A release with a quorum waits for those that are never ready, and the others need time to load after that. */
+static uint64_t time_to_prepare(uint64_t seconds, bool has_quorum)
+{
+    return has_quorum && seconds > 1 ? seconds - (seconds + 3) / 4 : seconds;
+}
+
+/* An agent that does not answer holds the command up little longer than it was told to wait. */
+static unsigned time_to_answer(uint64_t seconds)
+{
+    if (seconds == 0 || seconds * 1000 >= WS_REPLY_TIMEOUT_MS)
+        return 0;
+    return seconds > AGENT_S ? (unsigned)seconds : AGENT_S;
+}
+
 static int run(const struct cli_args *args)
 {
     double start = cli_now();
@@ -287,23 +414,28 @@ static int run(const struct cli_args *args)
     int rc = take_models(args, models);
     if (rc == CLI_OK)
         rc = take_services(args, models, &services);
+    if (rc == CLI_OK)
+        rc = take_terms(args, body);
     if (rc != CLI_OK) {
         json_decref(body);
         return rc;
     }
-    struct ws_source *s = agents_open(args);
+    struct ws_source *s = agents_open(args, time_to_answer(seconds));
     if (services.n && (rc = check_newest(s, &services)) != CLI_OK) {
         json_decref(body);
         ws_source_close(s);
         return rc;
     }
     if (seconds)
-        json_object_set_new(body, "prepare_s", json_integer((json_int_t)seconds));
+        json_object_set_new(body, "prepare_s",
+                            json_integer((json_int_t)time_to_prepare(seconds, cli_has(args, "quorum"))));
     sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt}, NULL);
     sigaction(SIGTERM, &(struct sigaction){.sa_handler = on_interrupt}, NULL);
     rc = ask(s, "POST", "/v1/release", body, &reply) < 0 ? CLI_FAILED : CLI_OK;
     if (rc == CLI_OK && (cli_has(args, "wait") || interrupted)) {
-        rc = wait_for(s, reply, seconds, quiet, start, services.n > 0);
+        rc = wait_for(s, reply, seconds, start,
+                      &(struct wish){quiet, services.n > 0, cli_u64(args, "min-engines", 0),
+                                     json_number_value(json_object_get(body, "quorum"))});
     } else if (rc == CLI_OK) {
         if (!quiet)
             printf("release %" JSON_INTEGER_FORMAT ": %s, %zu mounts\n",
@@ -324,7 +456,7 @@ const struct cli_command cmd_release = {
     .synopsis = "[OPTIONS] MODEL VERSION\n[OPTIONS] MODEL=VERSION ...",
     .description =
         "For the trainer's side. Asks the agent for a release in two phases: every mount whose "
-        "policy is follow asks its "
+        "policy is follow-released asks its "
         "engines whether they are there, fetches, verifies and compares the version, and only "
         "when all of them have done so "
         "each switches its engines. One that cannot, or that is not ready in time, ends the "
@@ -334,6 +466,11 @@ const struct cli_command cmd_release = {
         "until it serves what was released. A mount that has not been heard of for 15 seconds is "
         "left out and named; it, and "
         "one that joins late, catches up with what was released last.\n\n"
+        "With --quorum the release waits until each mount has answered or three quarters of --wait are over. "
+        "If "
+        "that share has "
+        "prepared it, it is committed; the rest is in quarantine: named, its engines are paused rather than "
+        "serve what is older, and it is brought along as soon as it can be.\n\n"
         "A release that is begun before another one has been prepared takes its place. ^C or "
         "SIGTERM ends one that is not committed. "
         "To go back, release the version before. The command fails when no mount has the "
@@ -342,10 +479,10 @@ const struct cli_command cmd_release = {
         "serve it: each has its receiver take the newest version from the agent and its engine load "
         "it. They know no two phases: one that fails is named, goes on as it was, and the others "
         "have loaded.",
-    .examples =
-        "wsync release actor 42 --wait 60\nwsync release actor=42 critic=17 --agent https://trainer:18861\n"
-        "wsync release actor 42 --astraflow-notify http://10.0.0.7:9000 --astraflow-sender "
-        "10.0.0.1:18871",
+    .examples = "wsync release actor 42 --wait 60\nwsync release actor 42 --wait 60 --min-engines 16 "
+                "--quorum 98%\nwsync release actor=42 critic=17 --agent https://trainer:18861\n"
+                "wsync release actor 42 --astraflow-notify http://10.0.0.7:9000 --astraflow-sender "
+                "10.0.0.1:18871",
     .options = options,
     .min_words = 1,
     .max_words = WS_MAX_MODELS,

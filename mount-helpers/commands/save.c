@@ -21,6 +21,7 @@
 static const struct cli_option options[] = {
     {"whole", 'w', NULL, "write every version whole, none as a delta on the one before"},
     {"threads", 't', "N", "threads for deltas; default: all cores", 0, CLI_MAX_THREADS},
+    {"insecure", 0, NULL, "an object store may be spoken to by http:// beyond loopback, too, in clear text"},
     {"quiet", 'q', NULL, "print nothing but errors"},
     {0},
 };
@@ -246,6 +247,7 @@ static int run(const struct cli_args *args)
     size_t n = cli_words(args) - 1;
     struct side before = {.fd = -1}, side = {.fd = -1};
     struct save s = {.args = args};
+    const struct ws_archive_store_options options_of_store = {.insecure = cli_has(args, "insecure")};
     struct ws_error err = {0};
     int code = CLI_OK;
     cli_lost_file_says("the mount failed while a version was read; what was saved before is whole");
@@ -254,7 +256,8 @@ static int run(const struct cli_args *args)
         return cli_fail("no memory for threads");
     for (size_t i = 0; i < n && code == CLI_OK; i++) {
         code = open_side(&side, cli_word(args, i));
-        if (code == CLI_OK && !s.archive && ws_archive_open(&s.archive, cli_word(args, n), &err))
+        if (code == CLI_OK && !s.archive &&
+            ws_archive_open(&s.archive, cli_word(args, n), &options_of_store, &err))
             code = cli_fail("%s", err.text);
         if (code == CLI_OK)
             code = save_one(&s, &before, &side);
@@ -271,7 +274,7 @@ static int run(const struct cli_args *args)
 const struct cli_command cmd_save = {
     .name = "save",
     .summary = "write mounted versions into an archive of plain files",
-    .synopsis = "[OPTIONS] VERSION... DIR",
+    .synopsis = "[OPTIONS] VERSION... DIR|s3://BUCKET/PREFIX",
     .description =
         "VERSION is the folder of a mounted version, as /wsync/actor/13; saving pulls it. The first is "
         "written "
@@ -285,10 +288,13 @@ const struct cli_command cmd_save = {
         "trainer's "
         "digests, so what a disk damages is refused. A version appears in it when all of it is on the disk. "
         "The "
-        "agent writes one as it goes with --archive.",
+        "agent writes one as it goes with --archive. s3://BUCKET/PREFIX is the same in an object store, and "
+        "is "
+        "mounted under that name; wsync-archive(7) says where its keys come from.",
     .examples = "wsync save /wsync/actor/13 /data/archive\n"
                 "wsync save /wsync/actor/13 /wsync/actor/14 /wsync/actor/15 /data/archive\n"
-                "wsync mount dir:/data/archive /wsync",
+                "wsync mount dir:/data/archive /wsync\n"
+                "wsync save /wsync/actor/13 s3://weights/run7",
     .options = options,
     .min_words = 2,
     .max_words = 4096,

@@ -108,6 +108,8 @@ static void print_mount(const json_t *m)
     size_t i;
     const json_t *source;
     printf("%s  %s\n", text_of(m, "mount", "?"), text_of(m, "reads", ""));
+    if (*text_of(m, "config_error", ""))
+        printf("  config not as it is in the file: %s\n", text_of(m, "config_error", ""));
     printf("  cache %s of %s used", cli_size(number_of(m, "used_bytes")),
            cli_size(number_of(m, "cache_bytes")));
     if (number_of(m, "waiting_bytes"))
@@ -208,6 +210,12 @@ static void print_model(const json_t *m, bool more)
     printf("  policy %s, commit %s, switches %" PRIu64 ", failed %" PRIu64, text_of(m, "policy", "?"),
            text_of(m, "commit", "?"), number_of(m, "switches"), number_of(m, "switches_failed"));
     print_transports(m);
+    if (is_true(m, "quarantined"))
+        printf("      in quarantine: it does not serve what was released, and its engines are paused\n");
+    if (*text_of(m, "config_differs", ""))
+        printf("      config differs: %s\n", text_of(m, "config_differs", ""));
+    if (*text_of(m, "learned", ""))
+        printf("      learned: %s\n", text_of(m, "learned", ""));
     if (*text_of(m, "lacking", ""))
         printf("      lacking: %s\n", text_of(m, "lacking", ""));
     if (json_array_size(versions))

@@ -49,7 +49,7 @@ static int wait_loaded(const struct cli_args *args)
 {
     const char *model = cli_word(args, 0), *who = cli_get(args, "loaded");
     uint64_t timeout = cli_u64(args, "timeout", CLI_FOREVER), version;
-    struct ws_source *s = agents_open(args);
+    struct ws_source *s = agents_open(args, 0);
     struct ws_error err;
     char path[WS_API_PATH_BYTES], missing[WS_ERROR_TEXT] = "";
     double start = cli_now();
@@ -61,7 +61,7 @@ static int wait_loaded(const struct cli_args *args)
     ws_api_loaded_path(path, model, version, who);
     do {
         json_t *reply;
-        rc = ws_source_call(s, "GET", path, NULL, &reply, &err);
+        rc = agents_call(s, "GET", path, NULL, &reply, &err);
         if (rc < 0 && rc != -ENOENT) /* the model's first version may be on its way */
             break;
         loaded = rc == 0 && json_is_true(json_object_get(reply, "loaded"));

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A small real reinforcement-learning run on one machine without a GPU.
 
-Two ranks of FSDP2 train a tiny Qwen3 of random weights on what a real engine samples from a mount of the run. After every
+Two ranks of FSDP2 or Megatron-core train a tiny Qwen3 of random weights on what a real engine samples from a mount of the run. After every
 step the trainer publishes (wsync.Publisher) and the mount, whose policy is `follow`, pulls, pauses, loads and resumes by
 itself. One version is held back on purpose, to show that a stale one would be seen. At the end the run checks what it claims,
 and fails if that is not so. Nothing is left behind, also after Ctrl-C."""
@@ -25,13 +25,19 @@ import sandbox
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 MODEL = "actor"
+ROLLOUTS = {"bf16": MODEL, "fp8": f"{MODEL}@fp8-channel-ct"}  # the view is the FP8 that vLLM runs on a CPU
 NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
+TRAINERS = {"fsdp": ("FSDP2", ()), "megatron": ("Megatron-core", ("megatron",))}  # and the packages that it needs beside torch
 START_SECONDS = 420  # others may use this machine, too
 STEP_SECONDS = 240
 # bf16 keeps 8 bits of a number. Engine and trainer round each layer's results and the logits, and add up in other orders: seen
-# were differences of 3 roundings of the largest logit at most, and of 17 to 60 where the engine had the version before.
-ROUNDINGS, ROUNDING = 6, 2.0**-8
+# were differences of 3 roundings of the largest logit at most, and of 17 to 60 where the engine had the version before. In FP8 a
+# difference that small carries some activations over to the next code, which is up to 2^-3 away: 8 at most, and 33 or more.
+ROUNDINGS, ROUNDING = {"bf16": 6, "fp8": 15}, 2.0**-8
 SURE = 5  # standard errors that the reward must have risen by
+WHOSE = {"bf16": "the trainer's own", "fp8": "those of the view's weights"}
+# --steps and --learning-rate, if they are not given: FP8 is slow on a CPU, and its model (rl_ranks.py) narrower
+USUAL = {"bf16": (20, 6e-3), "fp8": (8, 4e-2)}
 
 
 class Failed(Exception):
@@ -41,25 +47,34 @@ class Failed(Exception):
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--engine", choices=tuple(NAMES), default="vllm", help="the server that samples (default: %(default)s)")
-    p.add_argument("--steps", type=int, default=20, metavar="N", help="training steps, 3 or more (default: %(default)s)")
+    p.add_argument("--trainer", choices=tuple(TRAINERS), default="fsdp", help="what trains (default: %(default)s)")
+    p.add_argument("--rollout", choices=tuple(ROLLOUTS), default="bf16",
+                   help="what it samples with: the trained weights, or the agent's view of them in FP8 (default: %(default)s)")
+    p.add_argument("--steps", type=int, metavar="N", help="training steps, 3 or more (default: 20; 8 with fp8)")
     p.add_argument("--hold", type=int, metavar="N", help="the step whose version is held back (default: half of the steps)")
-    p.add_argument("--learning-rate", type=float, default=6e-3, metavar="RATE",
-                   help="of lm_head; of the rest it is 3e-6 (default: %(default)s)")
+    p.add_argument("--learning-rate", type=float, metavar="RATE",
+                   help="of lm_head; of the rest it is 3e-6 (default: 0.006; 0.04 with fp8)")
     a = p.parse_args()
+    steps, rate = USUAL[a.rollout]
+    a.steps = steps if a.steps is None else a.steps
+    a.learning_rate = rate if a.learning_rate is None else a.learning_rate
     a.hold = a.hold if a.hold is not None else a.steps // 2
     if a.steps < 3 or not 1 <= a.hold <= a.steps:
         p.error("--steps is 3 or more, --hold one of them")
     if not 0 < a.learning_rate < 1:
         p.error("--learning-rate is between 0 and 1")
+    if a.rollout == "fp8" and a.engine == "sglang":
+        p.error("--rollout fp8 is for vLLM: SGLang runs no FP8 of a scale a channel on a CPU")
+    a.served = ROLLOUTS[a.rollout]
     return a
 
 
-def check_machine(engine):
+def check_machine(engine, trainer):
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise Failed("there is no /dev/fuse on this machine: load the fuse module, or give the container --device /dev/fuse --cap-add SYS_ADMIN")
     if os.geteuid() != 0:
         raise Failed("mounting needs root: run it as root or with sudo")
-    for package in ("torch", "transformers", engine):
+    for package in ("torch", "transformers", engine, *TRAINERS[trainer][1]):
         if importlib.util.find_spec(package) is None:
             raise Failed(f"the Python package {package} is not here: `make demo-rl` fetches it into build/venv-real, where PyPI can be reached")
     if not os.access(os.environ["WSYNC"], os.X_OK):
@@ -150,37 +165,37 @@ def moment(text):
     return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def travel(mount, version):
+def travel(mount, served, version):
     """What the mount's files say of a version: how it came, bytes moved, seconds of the pull, and of the engine's pause."""
-    line = mount.status(MODEL)[f"version.{version}"]
+    line = mount.status(served)[f"version.{version}"]
     said = {k: re.search(rf" {k}=([0-9.]+)", line).group(1) for k in ("moved", "seconds")}
     times = {}
-    for event in mount.text(MODEL, "events").splitlines():
+    for event in mount.text(served, "events").splitlines():
         at, what, rest = event.split(" ", 2)
         if what in ("paused", "resumed") and re.search(rf" version={version}(@| |$)", rest):
             times[what] = moment(at)
     if len(times) != 2:
-        raise Failed(f"{mount.file(MODEL, 'events')} has no pause of version {version}")
+        raise Failed(f"{mount.file(served, 'events')} has no pause of version {version}")
     return {"how": re.search(r' how="([^"]*)"', line).group(1), "moved": int(said["moved"]), "pull": float(said["seconds"]),
             "pause": (times["resumed"] - times["paused"]).total_seconds()}
 
 
-def bound(line):
+def bound(line, rollout):
     """How far noise may carry a log probability."""
-    return ROUNDINGS * ROUNDING * line["logit"] if math.isfinite(line["logit"]) else 0.0
+    return ROUNDINGS[rollout] * ROUNDING * line["logit"] if math.isfinite(line["logit"]) else 0.0
 
 
 HEADER = "   version  offload    pull   pause    step   reward  difference (bound)  how it came"
 
 
-def row(line, how=None):
+def row(line, rollout, how=None):
     seconds, came = "      -       -       -       -", "the engine was started on it"
     if how:
         seconds = f"{line['offload']:5.3f} s {how['pull']:5.3f} s {how['pause']:5.3f} s {line['seconds']:5.2f} s"
         came = how["how"] if " instead of " in how["how"] else f"{how['how']}, {how['moved'] / 1e6:.2f} MB"
     elif line.get("held"):
         came = f"HELD BACK: the engine still serves {line['serving']}"
-    print(f"   {line['version']:>7}  {seconds}  {line['reward'] * 100:5.1f} %  {line['difference']:10.3f} ({bound(line):.3f})  {came}", flush=True)
+    print(f"   {line['version']:>7}  {seconds}  {line['reward'] * 100:5.1f} %  {line['difference']:10.3f} ({bound(line, rollout):.3f})  {came}", flush=True)
 
 
 def verdict(lines, a):
@@ -192,46 +207,50 @@ def verdict(lines, a):
     n = max(1, len(good) // 4)
     p, q = (sum(x["reward"] for x in of) / n for of in (good[:n], good[-n:]))
     error = math.sqrt((p * (1 - p) + q * (1 - q)) / (n * good[0]["tokens"]))
-    worst = max(good, key=lambda x: x["difference"] / (bound(x) or 1e-9))
+    most = lambda x: bound(x, a.rollout)
+    worst = max(good, key=lambda x: x["difference"] / (most(x) or 1e-9))
     claims = [
         ([x["version"] for x in good] == list(range(1, a.steps + 2)), f"{len(good) - 1} steps, each published, switched to and sampled from"),
         (q - p > SURE * error, f"the reward rose from {p * 100:.1f} % to {q * 100:.1f} % (means over {n} of the versions; {SURE} standard "
                                f"errors are {SURE * error * 100:.1f} %)"),
-        (all(x["difference"] <= bound(x) for x in good),
-         f"the engine's log probabilities are the trainer's own but for noise: {max(x['difference'] for x in good):.3f} apart at most. The "
-         f"bound is {ROUNDINGS} bf16 roundings (2^-8)\n         of the largest logit; version {worst['version']} comes closest to it, "
-         f"{worst['difference']:.3f} of {bound(worst):.3f}"),
-        (held["difference"] > bound(held) and held["serving"] == str(held["version"] - 1),
+        (all(x["difference"] <= most(x) for x in good),
+         f"the engine's log probabilities are {WHOSE[a.rollout]} but for noise: {max(x['difference'] for x in good):.3f} apart at most. The "
+         f"bound is {ROUNDINGS[a.rollout]} bf16 roundings (2^-8)\n         of the largest logit; version {worst['version']} comes closest to it, "
+         f"{worst['difference']:.3f} of {most(worst):.3f}"),
+        (held["difference"] > most(held) and held["serving"] == str(held["version"] - 1),
          f"while version {held['version']} was held back they were not: {held['difference']:.3f} apart, "
-         f"{held['difference'] / (bound(held) or 1):.1f} times the bound"),
+         f"{held['difference'] / (most(held) or 1):.1f} times the bound"),
     ]
     for holds, text in claims:
         print(f"    {'yes' if holds else 'NO '}  {text}", flush=True)
+    if a.rollout != "bf16":
+        print(f"         (the policy that is trained says otherwise of a token by {sum(x['apart'] for x in good) / len(good):.4f} in the mean: "
+              "what FP8 costs,\n         and what the loss weighs its tokens for)", flush=True)
     return all(holds for holds, _ in claims)
 
 
 def start_ranks(a, work, out, agent, mount, package, url):
-    out.say("Two ranks of FSDP2 publish version 1, random weights of a Qwen3")
+    out.say(f"Two ranks of {TRAINERS[a.trainer][0]} publish version 1, random weights of a Qwen3")
     home = os.path.join(work, "home")
     os.makedirs(home)
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join([package, os.path.join(ROOT, "tests/real")]), WSYNC_AGENT=f"unix:{agent.sock}",
-               HOME=home, OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="",
-               GLOO_SOCKET_IFNAME="lo", PYTHONWARNINGS="ignore")
-    ranks = Ranks(work, env, a.engine, url, mount.path, os.path.join(work, "hf"), a.steps, a.hold, a.learning_rate)
+    path = [package, os.path.join(ROOT, "tests/real"), os.path.join(ROOT, "tests/real/trainers")]
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(path), WSYNC_AGENT=f"unix:{agent.sock}", HOME=home, OMP_NUM_THREADS="1",
+               TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="", GLOO_SOCKET_IFNAME="lo", PYTHONWARNINGS="ignore")
+    ranks = Ranks(work, env, a.trainer, a.engine, a.served, url, mount.path, os.path.join(work, "hf"), a.steps, a.hold, a.learning_rate)
 
     def published():
         ranks.check()
-        return os.path.isdir(mount.file(MODEL, 1))
+        return os.path.isdir(mount.file(a.served, 1))
 
-    out.wait("torch is loaded, version 1 is published", published, START_SECONDS)
+    out.wait(f"torch is loaded, version 1 of {a.served} is published", published, START_SECONDS)
     return ranks
 
 
-def start_engine(kind, port, out, mount, ranks):
+def start_engine(kind, served, port, out, mount, ranks):
     """Returns a function that raises when the engine is no more."""
-    out.say(f"{NAMES[kind.kind]} starts on {mount.file(MODEL, 1)}; on two idle cores that takes about 40 s")
+    out.say(f"{NAMES[kind.kind]} starts on {mount.file(served, 1)}; on two idle cores that takes about 40 s")
     at_once = "--max-num-seqs" if kind.kind == "vllm" else "--max-running-requests"
-    server = kind(mount.file(MODEL, 1), at_once, "64", port=port)
+    server = kind(mount.file(served, 1), at_once, "64", port=port)
 
     def alive():
         if not server.alive():
@@ -243,9 +262,9 @@ def start_engine(kind, port, out, mount, ranks):
         return server.healthy()
 
     out.wait("it answers", healthy, START_SECONDS)
-    mount.write(f"engine add e1 {kind.kind} {server.url}", f"{MODEL}/ctl")
-    mount.write("follow", f"{MODEL}/policy")
-    print(f"    engine add e1 {kind.kind} {server.url} > {mount.file(MODEL, 'ctl')}; follow > {mount.file(MODEL, 'policy')}", flush=True)
+    mount.write(f"engine add e1 {kind.kind} {server.url}", f"{served}/ctl")
+    mount.write("follow", f"{served}/policy")
+    print(f"    engine add e1 {kind.kind} {server.url} > {mount.file(served, 'ctl')}; follow > {mount.file(served, 'policy')}", flush=True)
     return alive
 
 
@@ -256,7 +275,7 @@ def follow(a, out, mount, ranks, check):
     lines = []
     while (line := ranks.next(STEP_SECONDS, check)) is not None:
         lines.append(line)
-        row(line, travel(mount, line["version"]) if "offload" in line else None)
+        row(line, a.rollout, travel(mount, a.served, line["version"]) if "offload" in line else None)
     if not lines:
         raise Failed("the trainer ended without a step")
     print(f"    the first text:  {lines[0]['text']!r}\n    the last text:   {lines[-1]['text']!r}", flush=True)
@@ -271,12 +290,14 @@ def demo(a, work, out):
     out.say("The trainer's Python package (pip install backends/python), an agent, a mount")
     package = os.path.join(work, "package")
     install(package)
-    agent = Agent()
+    agent = Agent(*([] if a.served == MODEL else ["--derive", a.served]))
     mount = Mount(agent.url)
     print(f"    agent at {agent.url} and unix:{agent.sock}; mount at {mount.path}", flush=True)
+    if a.served != MODEL:
+        print(f"    the agent makes {a.served} of each version of {MODEL}; the engine is started on it, and switched", flush=True)
     port = free_port()  # the trainer is told it before the engine is there
     ranks = start_ranks(a, work, out, agent, mount, package, f"http://127.0.0.1:{port}")
-    check = start_engine({"vllm": VLLM, "sglang": SGLang}[a.engine], port, out, mount, ranks)
+    check = start_engine({"vllm": VLLM, "sglang": SGLang}[a.engine], a.served, port, out, mount, ranks)
     lines = follow(a, out, mount, ranks, check)
     out.say("Is it as claimed?")
     return 0 if verdict(lines, a) else 1
@@ -295,7 +316,7 @@ def run(a, work):
     try:
         with scope():
             try:
-                check_machine(a.engine)
+                check_machine(a.engine, a.trainer)
                 code = demo(a, work, out)
                 if code:
                     print("demo-rl: FAILED: a claim above does not hold", file=sys.stderr)

@@ -34,9 +34,12 @@ static int run(const struct cli_args *args)
 {
     const char *topic = cli_word(args, 0);
     struct doctor d = {.rows = cli_has(args, "json") ? json_array() : NULL};
-    if (topic && strcmp(topic, "gpu") != 0)
-        return cli_usage("there is no topic '%s'; there is gpu", topic);
-    if (topic) {
+    const bool ucx = topic && strcmp(topic, "ucx") == 0;
+    if (topic && !ucx && strcmp(topic, "gpu") != 0)
+        return cli_usage("there is no topic '%s'; there are gpu and ucx", topic);
+    if (ucx) {
+        doctor_ucx(&d);
+    } else if (topic) {
         doctor_gpu(&d);
     } else {
         doctor_machine(&d, args);
@@ -53,19 +56,22 @@ static int run(const struct cli_args *args)
 const struct cli_command cmd_doctor = {
     .name = "doctor",
     .summary = "say what this machine has for wsync, and what of it is broken",
-    .synopsis = "[OPTIONS] [gpu]",
+    .synopsis = "[OPTIONS] [gpu|ucx]",
     .description =
         "Without a topic: the kernel and how a mount's files can be read, libfuse, memory and its "
-        "limits, the agent; who can read the mounts of this host, the agent's socket and its port. "
+        "limits, the agent; who can read the mounts of this host, the agent's socket and its port; "
+        "whether an engine of a mount has the base that an adapter there names. "
         "gpu: build, driver, devices, kernels, sharing, the ways between devices, NCCL, pinning "
         "with its speed, "
-        "namespaces, and for each strategy whether it would be used, or why not.\n\n"
+        "namespaces, and for each strategy whether it would be used, or why not. "
+        "ucx: UCX's release, variables and transports, RDMA devices, and whether bytes come through.\n\n"
         "A line says ok; note: it is not there, or there could be more, which is no failure; or "
         "broken: it is there "
         "and does not work. The exit status is 1 when something is broken. gpu takes some 200 MiB "
         "of memory, and of a "
         "device, for a moment.",
-    .examples = "wsync doctor\nwsync doctor gpu\nwsync doctor gpu --json | jq -r '.checks[] | select(.state "
+    .examples = "wsync doctor\nwsync doctor gpu\nwsync doctor ucx\nwsync doctor gpu --json | jq -r "
+                "'.checks[] | select(.state "
                 "!= \"ok\") | .text'",
     .options = options,
     .max_words = 1,

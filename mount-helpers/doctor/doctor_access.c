@@ -45,16 +45,17 @@ static const char *user_and_root(uid_t uid, char out[NAME + 16])
 
 /* --- mounts --- */
 
-static void one_mount(struct doctor *d, const struct mntent *m)
+/* false: it cannot be looked at. */
+static bool one_mount(struct doctor *d, const struct mntent *m)
 {
     char name[NAME], owner[NAME + 16];
     struct stat st;
     const bool allows_others = hasmntopt(m, "allow_other") != NULL;
     if (stat(m->mnt_dir, &st) != 0)
-        return; /* of another account, or dead: `wsync status` says which */
+        return false; /* of another account, or dead: `wsync status` says which */
     if (!allows_others) {
         doctor_say(d, DOCTOR_OK, "mount", "%s: %s alone can read it", m->mnt_dir, user(st.st_uid, name));
-        return;
+        return true;
     }
     if (st.st_mode & S_IROTH)
         doctor_say(
@@ -66,14 +67,15 @@ static void one_mount(struct doctor *d, const struct mntent *m)
                    user_and_root(st.st_uid, owner), group(st.st_gid, name));
     else
         doctor_say(d, DOCTOR_OK, "mount", "%s: %s can read it", m->mnt_dir, user_and_root(st.st_uid, owner));
+    return true;
 }
 
 static void mounts(struct doctor *d)
 {
     FILE *f = setmntent("/proc/self/mounts", "r");
     for (const struct mntent *m; f && (m = getmntent(f));)
-        if (strcmp(m->mnt_type, FAMILY_WSYNC) == 0)
-            one_mount(d, m);
+        if (strcmp(m->mnt_type, FAMILY_WSYNC) == 0 && one_mount(d, m))
+            doctor_adapters(d, m->mnt_dir);
     if (f)
         endmntent(f);
 }

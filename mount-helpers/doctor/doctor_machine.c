@@ -76,7 +76,7 @@ static void agent(struct doctor *d, const struct cli_args *args)
                    "none on this host at " WS_AGENT_SOCKET "; --agent names another");
         return;
     }
-    struct ws_source *s = agents_open(args);
+    struct ws_source *s = agents_open(args, 0);
     if (ws_source_models(s, NULL, 0, 0, NULL, &models, &err) == 0)
         doctor_say(d, DOCTOR_OK, "agent", "%s answers and lists %zu models", s->url,
                    json_array_size(json_object_get(models, "models")));

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 double bench_now(void)
 {
@@ -18,6 +19,18 @@ double bench_now(void)
 double bench_rate(uint64_t bytes, double seconds)
 {
     return (double)bytes / seconds / 1e9;
+}
+
+double bench_cpu_of(int pid)
+{
+    char path[64];
+    unsigned long user = 0, system = 0;
+    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+    FILE *f = fopen(path, "re");
+    if (!f || fscanf(f, "%*d %*s %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) != 2)
+        bench_fail("cannot read %s", path);
+    fclose(f);
+    return (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
 }
 
 static int ascending(const void *a, const void *b)

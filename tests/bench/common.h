@@ -7,7 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-double bench_now(void); /* seconds, monotonic */
+double bench_now(void);       /* seconds, monotonic */
+double bench_cpu_of(int pid); /* seconds, of all threads of another process */
 /* Sorts values; the mean of the two in the middle when n is even. n > 0. */
 double bench_median(double *values, size_t n);
 /* In GB/s (1e9). */

@@ -214,6 +214,24 @@ def test_export():
     assert tensors_of(path) == tensors_of(folder + "/model.safetensors")
 
 
+def test_export_options():
+    "export takes what is said of models: only what is needed, and of views; what it cannot do is refused"
+    if os.geteuid() != 0:
+        pytest.skip("needs root for a tmpfs")
+    agent = Agent()
+    agent.publish("actor", 1, checkpoint(MEDIUM, seed=1))
+    name, to = sorted(MEDIUM)[0], unique("export")
+    os.makedirs(to)
+    at_end(lambda: subprocess.run(["umount", "-l", to], stderr=subprocess.DEVNULL))
+    export = Process("export", "-o", f"need={name}", agent.url, to)
+    wait_for(lambda: os.path.exists(to + "/actor/latest/model.safetensors"), "the exported version")
+    assert set(tensors_of(to + "/actor/latest/model.safetensors")) == {name}
+    export.end()
+    for option, why in (("derive-ignore=x", "derive"), ("need=learn", "takes no need=learn")):
+        refused = subprocess.run([WSYNC, "export", "-o", option, agent.url, to], capture_output=True, text=True, timeout=60, check=False)
+        assert refused.returncode == 1 and why in refused.stderr, refused.stderr
+
+
 def test_export_after_a_kill():
     "the tmpfs of a killed export is removed by the next one, which removes its own at its end"
     if os.geteuid() != 0:

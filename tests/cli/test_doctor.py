@@ -8,7 +8,7 @@ import pytest
 from world import *
 
 CUDA, NCCL = (os.path.join(BUILD, "tests/fakes", name) for name in ("libcuda.so.1", "libnccl.so.2"))
-STRATEGIES = ["packed_cuda_ipc", "cuda_ipc", "ipc", "broadcast", "dir", "tcp"]
+STRATEGIES = ["packed_cuda_ipc", "cuda_ipc", "ipc", "broadcast", "dir", "ucx", "tcp"]
 
 
 def doctor(*args, cuda=CUDA, fake="", **env):
@@ -45,7 +45,7 @@ def test_machine():
     agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL))
     code, found = doctor("--agent", f"unix:{agent.sock}")
-    assert code == 0 and set(found) - {"mount", "port"} == names, found  # other tests' mounts are there, too
+    assert code == 0 and set(found) - {"mount", "port", "adapter"} == names, found  # other tests' mounts are there, too
     assert found["socket"] == ("ok", f"{agent.sock}: root can publish and read by it"), found["socket"]
     assert found["agent"] == ("ok", f"unix:{agent.sock} answers and lists 1 models"), found["agent"]
     agent.kill()

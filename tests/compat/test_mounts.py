@@ -108,7 +108,7 @@ def test_release(commands, agents):
     sums = {v: commands.Engine(run.folders[v]).checksum() for v in (1, 2)}
     for version, release in ((1, commands), (2, agents), (1, commands), (2, commands)):
         out = release.wsync("release", "--agent", run.agent.url, "--wait", 60, "actor", version, timeout=90).stdout
-        assert "released: 2 mounts serve it" in out, out
+        assert "released: 2 mounts" in out, out
         assert [e.serves() for e in engines.values()] == [str(version)] * 2
         assert [e.checksum() for e in engines.values()] == [sums[version]] * 2
         release.wsync("wait", "--agent", run.agent.url, "--loaded", "all", "--timeout", 60, "actor", version)

@@ -102,3 +102,20 @@ def test_symbols(old):
     assert before.keys() <= now.keys(), before.keys() - now.keys()
     late = {name for name in now if name not in before}
     assert {name for name, version in now.items() if version != "WSYNC_0"} == late, "backends/trainer/libwsync.map"
+
+
+@pairs
+def test_nodes(mounts, trainers):
+    "a trainer of one release that spans two nodes, and mounts of the other: each has the version that both parts make, by steps too"
+    first = trainers.Agent(*(("--nodes",) if trainers is NEW else ()))  # 0.1.0 was asked nothing
+    agents = [first, trainers.Agent("--primary", first.url)]
+    trainer = [rank(trainers, a, i, 2) for i, a in enumerate(agents)]
+    urls = ",".join(a.url for a in agents)
+    readers = [mounts.Mount(urls), trainers.Mount(urls)]
+    if mounts is NEW:
+        readers.append(mounts.Mount(urls, f"copies=1,{DELTAS}"))
+    for version in range(1, 6):
+        offload(trainer, version)
+        for mount in readers:
+            same_ranks(mount, version)
+            assert "2 parts" in how(mount, version)[0], how(mount, version)

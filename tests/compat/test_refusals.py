@@ -69,7 +69,7 @@ def test_older_mount_after_failed_release(old):
     wait_for(lambda: [e.serves() for e in fleet] == ["1", "1"], "both to be back")
     agent.publish("actor", 3, folders[2])
     newer = release(3)
-    assert newer.returncode == 0 and "2 mounts serve it" in newer.stdout, newer
+    assert newer.returncode == 0 and "released: 2 mounts, " in newer.stdout, newer
     assert len({tuple(e.checksum()) for e in fleet}) == 1
 
 

@@ -30,12 +30,12 @@ class Site:
         self.mount.write(1, "actor/version")
         self.mount.write("pull", "actor/policy")
 
-    def by(self, release):
+    def by(self, release, version=1):
         """Replaces the mount by one of the given release; returns its log of the start."""
         self.mount.end()
         self.mount = release.Mount(self.agent.url, path=self.mount.path)
         self.mount.wait_version("actor", 2)
-        wait_for(lambda: self.mount.text("actor/version") == "1\n", "the engine's word")
+        wait_for(lambda: self.mount.text("actor/version") == f"{version}\n", "the engine's word")
         return self.mount.text("last_error")
 
 
@@ -97,4 +97,32 @@ def test_newer(old):
     assert settings(site.mount) == before
     copy = said.rsplit(" ", 1)[1].strip()
     assert other.url.encode() in bytes_of(copy)
+    assert not site.by(NEW) and settings(site.mount) == before
+
+
+@olds
+def test_follow(old):
+    "the policy follow of an older mount is written out, and means what it did; back there its line is left out with a message"
+    site = Site(old)
+    site.mount.write(2, "actor/version")
+    site.mount.write("follow every=5", "actor/policy")
+    assert not site.by(NEW, 2)
+    assert site.mount.text("actor/policy") == "follow-published until=release every=5\n"
+    site.mount.write("pin 2", "actor/ctl")  # the settings are written anew
+    said = site.by(old, 2)
+    assert "policy follow-published until=release every=5" in said and "all others hold" in said, said
+    assert site.mount.text("actor/policy") == "manual\n" and len(site.mount.engines()) == 2
+
+
+@olds
+def test_members(old):
+    "an engine with adapters or a draft is left out by an older mount, whose log has its line and why; all others hold"
+    site = Site(NEW)
+    before = settings(site.mount)
+    third = NEW.Engine(site.folders[1], "--draft-model-path", site.folders[2], "--weight-transfer", api="vllm")
+    site.mount.write(f"engine add e3 vllm {third.url} adapters=lora:3 draft=draft", "actor/ctl")
+    site.by(old)
+    said = site.mount.text()
+    assert "an engine could not be brought back: engine add e3" in said and "is one word too many" in said, said
+    assert settings(site.mount) == before
     assert not site.by(NEW) and settings(site.mount) == before

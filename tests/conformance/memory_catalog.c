@@ -41,6 +41,7 @@ struct item {
 
 struct memory_catalog {
     pthread_mutex_t lock;
+    struct ws_ucx_server *ucx; /* NULL: none */
     _Atomic uint64_t seq;
     struct item items[MAX_VERSIONS]; /* guarded by lock */
     struct {
@@ -193,6 +194,7 @@ static int get_delta(void *self, const char *model, uint64_t version, const char
 static const struct ws_api_route *const *get_routes(void *self)
 {
     static const struct ws_api_route table[] = {WS_API_ROUTE("POST", "/v1/{model}/{version}/loaded", REPORT),
+                                                WS_API_ROUTE("POST", "/v1/{model}/{version}/ucx", READ),
                                                 {0}};
     static const struct ws_api_route *const tables[] = {table, NULL};
     (void)self;
@@ -209,9 +211,11 @@ static int route(void *self, const struct ws_identity *who, const char *method, 
                  const char *query, const json_t *body, json_t **reply, char **text, struct ws_error *err)
 {
     struct memory_catalog *c = self;
+    struct ws_api_request q;
     (void)who;
-    (void)query;
     (void)text;
+    if (c->ucx && ws_api_parse(path, query, &q, err) == 0 && strcmp(q.verb, "ucx") == 0)
+        return ws_ucx_server_offer(c->ucx, "", &q, body, reply, err);
     if (strcmp(method, "POST") != 0 || !strstr(path, "/loaded") || !json_is_object(body))
         return ws_error_set(err, ENOENT, "no %s %s", method, path);
     pthread_mutex_lock(&c->lock);
@@ -344,6 +348,11 @@ struct memory_catalog *memory_catalog_new(void)
     pthread_mutex_init(&c->asking, NULL);
     atomic_store(&c->seq, 1);
     return c;
+}
+
+void memory_catalog_offer_ucx(struct memory_catalog *c, struct ws_ucx_server *ucx)
+{
+    c->ucx = ucx;
 }
 
 struct ws_catalog memory_catalog_ops(struct memory_catalog *c)

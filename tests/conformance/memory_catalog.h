@@ -4,6 +4,7 @@
 #define WS_TESTS_MEMORY_CATALOG_H
 #include "transports/delta/listing.h"
 #include "transports/protocol/catalog.h"
+#include "transports/ucx/serve.h"
 
 struct memory_catalog;
 struct memory_catalog *memory_catalog_new(void);
@@ -11,6 +12,8 @@ struct ws_catalog memory_catalog_ops(struct memory_catalog *c);
 /* The same with versions that are still arriving: manifest and blocks are available only some milliseconds
  * after they were requested, by a lease, one request at a time. */
 struct ws_catalog memory_catalog_arriving(struct memory_catalog *c);
+/* Its requests for leases by ucx go there (borrowed). Before any comes. */
+void memory_catalog_offer_ucx(struct memory_catalog *c, struct ws_ucx_server *ucx);
 /* A version with files of these sizes (names file0, file1, ...), bytes from `seed`. seq grows. */
 void memory_catalog_publish(struct memory_catalog *c, const char *model, uint64_t version,
                             const uint64_t *sizes, size_t n, unsigned seed);

@@ -80,7 +80,7 @@ static void write_archive(struct world *w, unsigned version, unsigned seed)
     free(bytes);
     ws_manifest_seal(m);
     assert_int_equal(ws_manifest_to_json(m, &json, &n, NULL), 0);
-    assert_int_equal(ws_archive_open(&a, w->dir, NULL), 0);
+    assert_int_equal(ws_archive_open(&a, w->dir, NULL, NULL), 0);
     const struct ws_archive_hooks work = {.block = archived_block, .arg = &seed};
     assert_int_equal(ws_archive_add(a, &(struct ws_archive_version){m, json, n}, &work, NULL), 0);
     ws_archive_close(a);
@@ -110,7 +110,8 @@ void world_open(struct world *w, const char *token)
     struct ws_error err = {0};
     char inner[200] = "";
     assert_true(private_folder(w->dir, sizeof(w->dir), "conf"));
-    if (strcmp(w->transport, "tcp") == 0 || strcmp(w->transport, "ipc") == 0)
+    if (strcmp(w->transport, "tcp") == 0 || strcmp(w->transport, "ipc") == 0 ||
+        strcmp(w->transport, "ucx") == 0)
         w->catalog = memory_catalog_new();
     if (strcmp(w->transport, "tcp") == 0) {
         struct ws_catalog c =
@@ -119,6 +120,14 @@ void world_open(struct world *w, const char *token)
                                           .access = {.token = token, .insecure = !token}};
         assert_int_equal(ws_tcp_server_new(&w->tcp, &c, &o, &err), 0);
         snprintf(inner, sizeof(inner), "http://127.0.0.1:%u", ws_tcp_server_port(w->tcp));
+    } else if (strcmp(w->transport, "ucx") == 0) {
+        struct ws_catalog c = memory_catalog_ops(w->catalog);
+        struct ws_tcp_server_options o = {.listen = "127.0.0.1:0",
+                                          .access = {.token = token, .insecure = !token}};
+        assert_int_equal(ws_ucx_server_new(&w->ucx, &c, &err), 0);
+        memory_catalog_offer_ucx(w->catalog, w->ucx);
+        assert_int_equal(ws_tcp_server_new(&w->tcp, &c, &o, &err), 0);
+        snprintf(inner, sizeof(inner), "ucx+http://127.0.0.1:%u", ws_tcp_server_port(w->tcp));
     } else if (strcmp(w->transport, "ipc") == 0) {
         struct ws_catalog c = memory_catalog_ops(w->catalog);
         char path[128];
@@ -130,7 +139,7 @@ void world_open(struct world *w, const char *token)
         struct ws_archive *a = NULL;
         snprintf(path, sizeof(path), "%s/" WORLD_MODEL, w->dir);
         if (strcmp(w->transport, "archive") == 0)
-            assert_int_equal(ws_archive_open(&a, w->dir, &err), 0);
+            assert_int_equal(ws_archive_open(&a, w->dir, NULL, &err), 0);
         else
             (void)mkdir(path, 0755);
         ws_archive_close(a);
@@ -146,7 +155,11 @@ void world_open(struct world *w, const char *token)
 
 void world_close_servers(struct world *w)
 {
+    if (w->ucx)
+        ws_ucx_server_stop(w->ucx);
     ws_tcp_server_free(w->tcp);
+    ws_ucx_server_free(w->ucx);
+    w->ucx = NULL;
     ws_ipc_server_free(w->ipc);
     w->tcp = NULL;
     w->ipc = NULL;

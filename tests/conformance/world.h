@@ -16,6 +16,7 @@ struct world {
     struct memory_catalog *catalog; /* NULL for dir */
     struct ws_tcp_server *tcp;
     struct ws_ipc_server *ipc;
+    struct ws_ucx_server *ucx;
     char dir[64], url[256];
     struct ws_source *source;
     struct ws_manifest *manifest; /* for threads of a test */

@@ -115,18 +115,32 @@ void fake_ranges_hold(uintptr_t address, size_t bytes, int step)
         pthread_cond_broadcast(&fake_changed);
 }
 
+static void protect(uintptr_t start, uintptr_t end, bool open)
+{
+    if (end > start)
+        mprotect((void *)start, end - start, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
 void fake_ranges_open(CUcontext ctx, bool open)
 {
     uint32_t reaches = ctx->peers | 1U << ctx->device;
+    uintptr_t start = 0, end = 0;
     n_open += open ? 1 : -1U;
     if (!open && n_open)
         return; /* another kernel may need them */
+    /* Neighbours in one call: models have hundreds of tensors, and each launch opens and closes them all. */
     for (size_t i = 0; i < n_ranges; i++) {
         struct fake_range *r = ranges[i];
         bool reached = r->kind == FAKE_MAPPED ? r->access & (1U << ctx->device) : r->access & reaches;
-        if (fake_is_device(r) && (reached || !open))
-            mprotect((void *)r->map, r->map_bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+        if (!fake_is_device(r) || (open && !reached))
+            continue;
+        if (r->map != end) {
+            protect(start, end, open);
+            start = r->map;
+        }
+        end = r->map + r->map_bytes;
     }
+    protect(start, end, open);
 }
 
 /* Forked processes have the same address map; where this one's ranges begin depends on the process. */

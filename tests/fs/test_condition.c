@@ -97,6 +97,9 @@ static void test_reports(void **state)
         {WS_ENGINE_STALE, OLD, NEW, false, WS_ENGINE_STALE},
         {WS_ENGINE_PAUSED, OLD, OLD, false, WS_ENGINE_SERVING},
         {WS_ENGINE_PAUSED, OLD, NEW, true, WS_ENGINE_PAUSED},
+        {WS_ENGINE_PAUSED, OLD, NEW, false, WS_ENGINE_STALE},
+        {WS_ENGINE_PAUSED, OLD, NULL, true, WS_ENGINE_PAUSED},
+        {WS_ENGINE_PAUSED, OLD, NULL, false, WS_ENGINE_SERVING},
     };
     struct ws_condition c;
     bool lost;
@@ -323,6 +326,93 @@ static void test_read(void **state)
     assert_true(ws_condition_is_behind(&c)); /* half a load, or an old cache */
 }
 
+/* Abandoned, and says that it runs: a switch that fails before the load is not why it stops. */
+static void test_abandoned_that_runs(void **state)
+{
+    struct ws_condition c;
+    (void)state;
+    for (int runs = 0; runs < 2; runs++) {
+        struct ws_engine_serving now = says(OLD, "", !runs);
+        now.reports_paused = true;
+        make(&c, vllm);
+        ws_condition_restore_uncertain(&c);
+        assert_true(ws_condition_begin(&c));
+        ws_condition_queried(&c, &now);
+        ws_condition_pause_sent(&c);
+        ws_condition_paused(&c);
+        assert_int_equal(ws_condition_may_run(&c), runs);
+        assert_int_equal(ws_condition_runs(&c), runs);
+        ws_condition_brought_back(&c, OLD);
+        ws_condition_over(&c, false);
+        check(&c, runs ? WS_ENGINE_SERVING : WS_ENGINE_PAUSED, WS_WEIGHTS_SOUND, true);
+        assert_true(ws_condition_begin(&c)); /* which holds for that switch alone */
+        assert_false(ws_condition_may_run(&c));
+    }
+}
+
+/* A way back that failed is still the way back, by the version's own name. */
+static void test_label_of_a_failed_load(void **state)
+{
+    const struct ws_engine_serving now = says("loading " OLD, "/w/actor/41", true);
+    struct ws_condition c;
+    (void)state;
+    make(&c, sglang);
+    ws_condition_restore_broken(&c);
+    assert_true(ws_condition_begin(&c));
+    ws_condition_queried(&c, &now);
+    assert_string_equal(c.back_version, OLD);
+}
+
+/* A switch is undone, and the way back fails: what it served before stays the way back, until it is restarted. */
+static void test_way_back_is_kept(void **state)
+{
+    struct ws_engine_serving now = says(NEW, PATH, true);
+    struct ws_condition c;
+    (void)state;
+    for (int again = 0; again < 2; again++) {
+        make(&c, again ? sglang : vllm);
+        go(&c, FAILED);
+        ws_condition_not_back(&c, true, "why");
+        ws_condition_over(&c, false);
+        check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, false);
+        now.paused = true;
+        assert_true(ws_condition_begin(&c));
+        ws_condition_queried(&c, &now);
+        assert_string_equal(c.back_version, OLD);
+        assert_string_equal(c.back_path, "/w/actor/41");
+        ws_condition_over(&c, false);
+        now.paused = false;
+        assert_true(ws_condition_begin(&c));
+        ws_condition_queried(&c, &now);
+        assert_string_equal(c.back_version, NEW);
+        assert_string_equal(c.back_path, PATH);
+    }
+    make(&c, vllm); /* the others have 42 now, and it is not for this engine to go back to 41 */
+    go(&c, FAILED);
+    ws_condition_given_up(&c, NULL, "why");
+    ws_condition_over(&c, false);
+    now = says(OLD, "", true);
+    assert_true(ws_condition_begin(&c));
+    ws_condition_queried(&c, &now);
+    assert_string_equal(c.back_path, "");
+}
+
+static void test_path(void **state)
+{
+    struct ws_condition c;
+    (void)state;
+    make(&c, vllm);
+    assert_false(ws_condition_lacks_path(&c));
+    go(&c, FAILED);
+    assert_true(ws_condition_lacks_path(&c));
+    make(&c, sglang); /* it reports it */
+    go(&c, FAILED);
+    assert_false(ws_condition_lacks_path(&c));
+    make(&c, remote); /* nothing would be gained, and the recorded version would be lost */
+    go(&c, FAILED);
+    assert_false(ws_condition_lacks_path(&c));
+}
+
 static void test_sleep(void **state)
 {
     struct ws_engine_serving now = says(OLD, "", true);
@@ -475,6 +565,10 @@ int main(void)
         cmocka_unit_test(test_rollback_target),
         cmocka_unit_test(test_given_up_with_a_version),
         cmocka_unit_test(test_read),
+        cmocka_unit_test(test_abandoned_that_runs),
+        cmocka_unit_test(test_way_back_is_kept),
+        cmocka_unit_test(test_path),
+        cmocka_unit_test(test_label_of_a_failed_load),
         cmocka_unit_test(test_sleep),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_unanswered),

@@ -4,6 +4,7 @@
 #include "fs/engines/controller.h"
 #include "fs/store/model.h"
 #include "fs/store/version.h"
+#include "fs/switch/catch_up.h"
 #include "fs/switch/follow.h"
 #include "fs/switch/switch.h"
 #include "tests/fs/opened_store.h"

@@ -134,6 +134,7 @@ static void test_commands(void **state)
         {WS_SCOPE_MODEL, "engine add e1 sglang http://h:1", WS_VERB_ENGINE_ADD, 3, false, false},
         {WS_SCOPE_MODEL, "engine remove e1", WS_VERB_ENGINE_REMOVE, 1, false, false},
         {WS_SCOPE_MODEL, "strategy ipc,tcp", WS_VERB_STRATEGY, 1, false, false},
+        {WS_SCOPE_MODEL, "learn end", WS_VERB_LEARN, 1, false, false},
         {WS_SCOPE_ROOT, "add actor dir:/a=b", WS_VERB_ADD, 2, false, false},
         {WS_SCOPE_ROOT, "remove actor", WS_VERB_REMOVE, 1, false, false},
         {WS_SCOPE_ROOT, "load a=1 b=2 async", WS_VERB_LOAD_ALL, 2, false, true},
@@ -198,6 +199,7 @@ static void test_bad_commands(void **state)
         {WS_SCOPE_POLICY, "follow every=2 every=3"},
         {WS_SCOPE_MODEL, "loaded"},
         {WS_SCOPE_MODEL, "strategy"},
+        {WS_SCOPE_MODEL, "learn"},
         {WS_SCOPE_MODEL, "strategy ipc tcp"},
         {WS_SCOPE_POLICY, ""},
     };
@@ -219,7 +221,7 @@ static void test_usage(void **state)
         assert_true(usage[0] && meaning[0]);
         n++;
     }
-    assert_int_equal(n, 16);
+    assert_int_equal(n, 17);
     assert_true(ws_command_usage(WS_SCOPE_ROOT, 2, &usage, &meaning));
     assert_false(ws_command_usage(WS_SCOPE_ROOT, 3, &usage, &meaning));
 }

@@ -39,7 +39,7 @@ static bool hand_over(struct ws_version *v, struct ws_version *successor, size_t
     struct ws_store_events events;
     ws_store_events_init(&events);
     pthread_mutex_lock(&store->lock);
-    struct ws_handover *h = ws_handover_new(v, successor, &events);
+    struct ws_handover *h = ws_handover_new(v, successor, false, &events);
     pthread_mutex_unlock(&store->lock);
     assert_non_null(h);
     ws_store_events_notify(&events, store);
@@ -168,7 +168,7 @@ static bool is_made_in_place(struct ws_version *base, struct ws_version *v)
     ws_source_select_init(&route, v);
     pthread_mutex_unlock(&store->lock);
     ws_version_put(base);
-    assert_true(ws_delta_plan_make(&plan, &route, &chain, why));
+    assert_int_equal(ws_delta_plan_make(&plan, &route, &chain, why, NULL), 1);
     const bool in_place = !plan.copied;
     ws_delta_plan_release(&plan);
     ws_source_select_release(&route);

@@ -1,6 +1,7 @@
 /* Settings: a mount that has ended no longer writes them, since they belong to its successor. */
 #include "fs/engines/control.h"
 #include "fs/switch/settings.h"
+#include "fs/switch/settings_lock.h"
 #include "tests/fs/opened_store.h"
 #include <unistd.h>
 

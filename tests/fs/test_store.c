@@ -581,9 +581,9 @@ static void a_removed_model_does_not_come_back_by_itself(void **state)
     ws_version_put(version(store, "actor", "1"));
 }
 
-static bool has_reports(size_t n)
+static bool has_reports(struct shelf *of, size_t n)
 {
-    json_t *reports = shelf_reports(shelf);
+    json_t *reports = shelf_reports(of);
     bool yes = json_array_size(reports) >= n;
 
     json_decref(reports);
@@ -604,13 +604,44 @@ static void reports_reach_the_source(void **state)
     ws_model_report(ws_version_model(v), &id, "loaded", json_pack("{s:s,s:b}", "host", "here", "ok", 1));
     ws_model_report(ws_version_model(v), &id, "loaded", json_pack("{s:s,s:b}", "host", "there", "ok", 0));
     ws_version_put(v);
-    wait_until(has_reports(2));
+    wait_until(has_reports(shelf, 2));
     reports = shelf_reports(shelf);
     path = json_string_value(json_object_get(json_array_get(reports, 0), "path"));
     assert_string_equal(path, "/v1/actor/3/loaded");
     assert_string_equal(
         json_string_value(json_object_get(json_object_get(json_array_get(reports, 1), "body"), "host")),
         "there");
+    json_decref(reports);
+}
+
+/* An agent that hangs delays no other's reports, and has its own when it goes on, in their order. */
+static void a_hanging_source_delays_no_others_reports(void **state)
+{
+    struct ws_version *v;
+    json_t *reports;
+
+    (void)state;
+    other_shelf = shelf_new();
+    shelf_publish(shelf, "actor", 3, "r1", MIB);
+    shelf_publish(other_shelf, "actor", 3, "r1", MIB);
+    store = store_of(shelf_tcp_start(shelf));
+    add_source(store, shelf_tcp_start(other_shelf), NULL);
+    v = version(store, "actor", "3");
+    wait_until(info_of(v).n_sources == 2);
+    const struct ws_version_id id = ws_version_id(v);
+    shelf_hold_reports(shelf, true);
+    for (int i = 0; i < 3; i++)
+        ws_model_report(ws_version_model(v), &id, "loaded", json_pack("{s:i}", "number", i));
+    ws_version_put(v);
+    wait_until(has_reports(other_shelf, 3) && shelf_held_reports(shelf) == 1);
+    assert_false(has_reports(shelf, 1));
+    shelf_hold_reports(shelf, false);
+    wait_until(has_reports(shelf, 3));
+    reports = shelf_reports(shelf);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(json_integer_value(json_object_get(
+                             json_object_get(json_array_get(reports, (size_t)i), "body"), "number")),
+                         i);
     json_decref(reports);
 }
 
@@ -653,6 +684,7 @@ int main(void)
         STORE_TEST(sources_for_one_model),
         STORE_TEST(a_removed_model_does_not_come_back_by_itself),
         STORE_TEST(reports_reach_the_source),
+        STORE_TEST(a_hanging_source_delays_no_others_reports),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

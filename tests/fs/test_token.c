@@ -1,6 +1,6 @@
 /* A token is the complete first line of a file: a part of it would be another token. */
-#include "fs/engines/token.h"
 #include "fs/fuse/options.h"
+#include "transports/access/bearer.h"
 #include "transports/base/secret.h"
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 # beside others
-# timeout: 310, takes: 45
+# timeout: 310, takes: 90
 # sanitizers: address
 """Versions as plain files: written by an agent and by `wsync save`, read by dir: and through a web server, also when the disk is full or
 damaged, or a write was interrupted."""
@@ -14,17 +14,11 @@ import stat
 import pytest
 
 from nginx import Nginx
+from proxy import Gate
 from world import *
 
 TENSORS = {f"layer.{i}.weight": ("BF16", [512, 1024]) for i in range(9)} | {"tail": ("U8", [12345])}  # three blocks
 SIZE = 9 * (1 << 20)
-
-
-def listing(archive, model="actor"):
-    """{version: its entry} of an archive."""
-    with open(archive + "/v1/models") as f:
-        models = {m["name"]: m for m in json.load(f)["models"]}
-    return {v["version"]: v for v in models.get(model, {"versions": []})["versions"]}
 
 
 def bytes_of(path):
@@ -143,33 +137,31 @@ def test_small_cache():
 
 
 def test_restart():
-    "a restarted agent continues the archive; a new lineage begins with a whole version and may reuse numbers"
+    "a restarted agent continues the archive, with deltas of what it read back; a new lineage begins with a whole version and may reuse numbers"
     run = Archived("--archive-every", "8")
-    run.steps(3)
+    run.steps(4)
+    assert anchors(run.archive) == [1] and listing(run.archive)[4]["base"] == 3
     run_id = listing(run.archive)[3]["run"]
     run.agent.kill()
-    os.makedirs(run.archive + "/v1/actor/.new-4/files")  # a crash in the middle of writing
+    os.makedirs(run.archive + "/v1/actor/.new-5/files")  # a crash in the middle of writing
     os.makedirs(run.archive + "/v1/actor/9")  # a crash before the version was listed
     run.start()
-    assert sorted(os.listdir(run.archive + "/v1/actor")) == ["1", "2", "3", "events"]
-    run.publish(3, run.folders[3], "--run", run_id)  # published again: nothing is written
-    run.publish(4)
-    assert anchors(run.archive) == [1] and listing(run.archive)[4]["base"] == 3
-    run.agent.kill()
-    run.start()
+    assert sorted(os.listdir(run.archive + "/v1/actor")) == ["1", "2", "3", "4", "events"]
+    wait_for(lambda: "read from the archive" in run.agent.text(), "the newest version in memory")
+    with pytest.raises(AssertionError, match="version 4 of actor is not higher than the newest"):
+        run.agent.publish("actor", 4, run.folders[4], "--run", run_id)
     run.publish(5, None, "--run", run_id)
-    assert anchors(run.archive) == [1, 5]  # there was no base for a delta
-    run.agent.publish("actor", 3, run.folders[2], "--new-run")  # the resumed lineage's 4 is based on the abandoned 3
-    wait_for(lambda: sorted(listing(run.archive)) == [1, 2, 3, 5] and listing(run.archive)[3]["anchor"], "the new lineage")
+    assert anchors(run.archive) == [1] and listing(run.archive)[5]["base"] == 4  # its base was read back
+    run.agent.publish("actor", 3, run.folders[2], "--new-run")  # 4, and 5 on it, are based on the 3 that was there
+    wait_for(lambda: sorted(listing(run.archive)) == [1, 2, 3] and listing(run.archive)[3]["anchor"], "the new lineage")
     assert listing(run.archive)[3]["run"] != run_id
     mount = Mount(f"dir:{run.archive}")
     mount.wait_version("actor", 3)
     same(mount, 3, run.folders[2])
-    assert sorted(os.listdir(mount.file("actor")))[:4] == [f"1@{run_id}", f"2@{run_id}", "3", f"5@{run_id}"]
-    for version in (2, 5):  # abandoned versions stay readable
-        name = f"{version}@{run_id}"
-        mount.write(f"pull {name}", "actor/ctl")
-        same(mount, name, run.folders[version])
+    assert sorted(os.listdir(mount.file("actor")))[:3] == [f"1@{run_id}", f"2@{run_id}", "3"]
+    name = f"2@{run_id}"  # abandoned versions stay readable
+    mount.write(f"pull {name}", "actor/ctl")
+    same(mount, name, run.folders[2])
     assert wsync("agent", "--listen", "none", "--socket", unique("sock"), "--archive", run.archive, check=False).returncode == 1
 
 
@@ -449,6 +441,27 @@ def test_node_died():
     same(mount, 1, run.folders[1])
     assert time.monotonic() - began < 20 * SLOW
     assert "archive " in version_line(mount, 5), version_line(mount, 5)
+
+
+@pytest.mark.parametrize("look", ["read", "tensors"])
+def test_node_dies_meanwhile(look):
+    "a pull from the trainer goes on by the archive, which has only a delta to the version, when the trainer's node dies in the middle"
+    run = Archived("--archive-every", "6")
+    run.steps(3)
+    gate = Gate(run.agent.url, 100_000 if look == "read" else 0)
+    mount = Mount(gate.url)
+    mount.write(f"add actor dir:{run.archive}", "ctl")
+    mount.wait_version("actor", 3, sources=2)
+    came = []
+    reader = threading.Thread(target=lambda: came.append(mount.read("actor", 3, "model.safetensors") if look == "read" else os.listdir(mount.file("actor/3/tensors"))))
+    reader.start()
+    wait_for(lambda: gate.left == 0 and gate.n_files > 0, "bytes of the version to be asked for")
+    run.agent.kill()
+    gate.end()
+    reader.join(60 * SLOW)  # deadline= is 120 s
+    assert came and came[0], mount.text("actor", "status")
+    same(mount, 3, run.folders[3])
+    assert "archive " in version_line(mount, 3) and "way of a pull is chosen anew" in mount.text(), mount.text()
 
 
 def test_rollback():

@@ -1,6 +1,6 @@
 # beside others
 # sanitizers: thread
-# timeout: 390, takes: 40
+# timeout: 390, takes: 70
 """AstraFlow's receivers, served by the agent. The tests' own receiver, which trusts the sender as AstraFlow's does, registers, pulls,
 stalls and dies; a transfer that the agent calls complete must be one version, bit for bit."""
 import contextlib
@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 
+from adapters import adapter, pairs
 from world import *
 
 try:
@@ -36,7 +37,7 @@ class Flow(Agent):
     def __init__(self, *args, flow_port=None, model="", **kw):
         self.flow_port = flow_port or free_port()
         self.flow = f"http://127.0.0.1:{self.flow_port}"
-        super().__init__("--astraflow", f"{model}127.0.0.1:{self.flow_port}", "--state", TESTDIR + "/state", *args, **kw)
+        super().__init__("--astraflow", f"{model}127.0.0.1:{self.flow_port}", "--state", TESTDIR + "/state/", *args, **kw)
         wait_for(self.flows, "AstraFlow's listener")
 
     def flows(self):
@@ -132,6 +133,7 @@ def test_reads():
     agent.publish("actor", 3, checkpoint(SMALL, files=SHARDS))
     assert call(agent.flow + "/get_version") == (200, {"version": 3})
     status, info = call(agent.flow + "/get_buffer_info")
+    assert "lora_config" not in info, info
     total = sum(len(t[2]) for f in SHARDS for t in tensors_of(checkpoint(SMALL, files=SHARDS) + "/" + f).values())
     assert status == 200 and info["single_buffer_length"] == total, info
     meta = {n: (s, d) for n, (s, d) in info["tensors_meta"]}
@@ -517,6 +519,29 @@ def test_delta():
         agent.publish("actor", 3, changed(two, change, 2))
         assert r.notified(3)[0] == "delta" and r.nothing_on_zmq()
         agent.end()
+
+
+def test_adapter():
+    "a version that is an adapter: receivers are told its lora_config, and take it whole"
+    agent = Flow()
+    one, two = adapter(1), adapter(2)
+    agent.publish("actor-lora", 1, one)
+    info = call(agent.flow + "/get_buffer_info")[1]
+    assert info["lora_config"] == {"peft_type": "LORA", "r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}, info
+    assert {n for n, _ in info["tensors_meta"]} == set(pairs())
+    r = agent.receiver()
+    assert r.notified(1)[0] == "full" and same(r, one)
+    agent.publish("actor-lora", 2, two)
+    assert call(agent.flow + "/get_capabilities") == (200, {"strategies": ["full"], "version": 2})
+    status, said = call(agent.flow + "/request_transfer", {"instance_id": r.instance, "mode": "delta"})
+    assert (status, said["ok"], said["reason"]) == (200, False, "delta_not_ready"), said
+    assert r.notified(2)[0] == "full" and same(r, two)
+    agent.publish("actor-lora", 3, adapter(3, use_rslora=True))  # SGLang, into which they load it, would scale it wrong
+    status, said = call(agent.flow + "/get_buffer_info")
+    assert status == 503 and "use_rslora" in said["error"] and "actor-lora/3" in said["error"], said
+    agent.publish("actor-lora", 4, adapter(4, target_modules=".*_proj"))
+    status, said = call(agent.flow + "/get_buffer_info")
+    assert status == 503 and "pattern" in said["error"], said
 
 
 def test_delta_wrong_base():

@@ -23,8 +23,11 @@ def sets_of(agent):
     """{(permitted, effective, inheritable, bounding, ambient, no new privileges)} of all threads."""
     out = set()
     for thread in os.listdir(f"/proc/{agent.pid}/task"):
-        with open(f"/proc/{agent.pid}/task/{thread}/status") as f:
-            fields = dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
+        try:
+            with open(f"/proc/{agent.pid}/task/{thread}/status") as f:
+                fields = dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
+        except (FileNotFoundError, ProcessLookupError):  # one that ended since it was listed
+            continue
         out.add((*(int(fields["Cap" + name], 16) for name in ("Prm", "Eff", "Inh", "Bnd", "Amb")), int(fields["NoNewPrivs"])))
     return out
 

@@ -1,4 +1,5 @@
-# timeout: 240
+# beside others
+# timeout: 240, takes: 25
 # sanitizers: address
 """Users who are not root and may write control files (-o ctl-group=): the files, folders and servers that the daemon opens for them."""
 import os
@@ -72,6 +73,8 @@ def test_files_of_others():
     mount.wait_version("actor", 1)
     assert tries(mount, **{"token-file": secret, "admin-token-file": f"{keys}/key", "ca-file": secret, "files": "/"}) == 4 * ["EPERM"]
     assert by_group(mount, f"add other dir:{folder}", "ctl") == errno.EPERM
+    assert by_group(mount, "add other s3://weights/run7", "ctl") == errno.EPERM
+    assert "its credentials of an object store" in mount.text("last_error")
     assert by_group(mount, f"engine add e sglang {engine.url}", "actor/ctl") == 0
     mount.write("engine remove e", "actor/ctl")
     mount.write(f"engine add e sglang {engine.url} token-file={secret}", "actor/ctl")

@@ -80,6 +80,22 @@ def test_token_of_loopback():
     assert open(path).read() == before
     again.publish("actor", 2, folder)
     mount.wait_version("actor", 2)
+    again.end()
+    assert not os.path.exists(path)
+    again = Agent(port=agent.port, sock=agent.sock, makes_token=True)
+    assert open(path).read() != before
+    again.publish("actor", 3, folder)
+    mount.wait_version("actor", 3)
+
+
+def test_start_that_fails():
+    "an agent that does not start leaves no token behind"
+    port, taken = free_port(), socket.create_server(("127.0.0.1", 0))
+    at_end(taken.close)
+    said = wsync("agent", "--listen", f"127.0.0.1:{port}", "--socket", unique("agent") + ".sock",
+                 "--astraflow", f"127.0.0.1:{taken.getsockname()[1]}", check=False)
+    assert said.returncode and "in use" in said.stderr, said
+    assert not os.path.exists(f"/run/wsync/{port}.token")
 
 
 def test_port_of_another_account():
@@ -98,6 +114,25 @@ def test_port_of_another_account():
     again = Agent(port=agent.port, makes_token=True)
     again.publish("actor", 3, checkpoint(SMALL, seed=3))
     mount.wait_version("actor", 3)
+
+
+def test_port_that_another_program_has():
+    "where another account's program has the port of an agent, commands say whose it is and what to do"
+    port = free_port()
+    program = subprocess.Popen([*NobodysAgent.prefix, "/usr/bin/python3", "-c", f"""
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.send_error(401)
+http.server.HTTPServer(("127.0.0.1", {port}), Handler).serve_forever()
+"""], stderr=subprocess.DEVNULL)
+    at_end(program.kill)
+
+    def said():
+        return wsync("release", "actor", 1, "--agent", f"http://127.0.0.1:{port}", check=False).stderr
+
+    wait_for(lambda: "answered 401" in said(), "the other program")
+    assert "account 65534" in said() and "another port" in said(), said()
 
 
 def test_token_of_another_account():

@@ -1,5 +1,5 @@
 # beside others
-# timeout: 480, takes: 55
+# timeout: 480, takes: 75
 # sanitizers: thread
 """Versions made from deltas: by one delta, by chains, in place and in copies, and under faults."""
 import http.client
@@ -8,6 +8,7 @@ import mmap
 import os
 import threading
 
+from between import Between
 from proxy import Gate
 from world import *
 
@@ -47,6 +48,33 @@ def pull(mount, version):
     return next(line for line in mount.text("actor/status").splitlines() if line.startswith(f"version.{version} "))
 
 
+@pytest.mark.parametrize("large", [True, False])
+def test_growing_after_large(large):
+    "a delta that grows is waited for, but not where the one before it was given up as too large"
+    run = Run()
+    run.newest, run.folders[2] = 2, checkpoint(LARGE, seed=2)
+    run.agent.publish("actor", 2, run.folders[2])
+    run.wait_delta()
+    run.step()
+    before = run.wait_delta()[1]
+    assert before["state"] == "given-up" and before["bytes"] > os.path.getsize(run.folders[2] + "/model.safetensors") / 2, before
+    proxy = Between(run.agent)
+
+    def change(path, text):
+        if "/3/deltas" not in path:
+            return text
+        newest, *others = json.loads(text)["deltas"]
+        newest |= {"state": "growing", "bytes": 2000000, "changed": 0, "whole_blocks": 0}
+        return json.dumps({"deltas": [newest, *others] if large else [newest]}).encode()
+
+    proxy.change = change
+    mount = Mount(proxy.url, DELTAS)
+    pull(mount, 2)
+    how = pull(mount, 3)
+    assert ('how="tcp full: patching would take longer"' if large else 'how="tcp delta from 2') in how, how
+    same(mount, 3, run.folders[3])
+
+
 def test_steps():
     "each step arrives as a delta, in place once there are two versions and no reader has had the older one, and equals the published bytes"
     run = Run()
@@ -80,6 +108,15 @@ def test_no_room_for_a_delta():
     run.step()
     line = wait_for(lambda: next((l for l in run.agent.text().splitlines() if "no delta model=actor" in l), None), "the warning", 60)
     assert line.startswith("warn ") and "room=16384" in line and "--delta-cache=SIZE makes room" in line, line
+
+    def given_up():
+        with urllib.request.urlopen(f"{run.agent.url}/metrics", timeout=20) as reply:
+            return next(int(l.split()[1]) for l in reply.read().decode().splitlines() if 'result="given-up"' in l and "agent_deltas_total" in l)
+
+    for n in (2, 3):
+        run.step()
+        wait_for(lambda: given_up() == n, "a delta that is given up")
+    assert run.agent.text().count("larger than the room") == 1, run.agent.text()  # of a reason a model is warned once
     run = Run(LARGE)
     run.agent.publish("actor", 2, checkpoint(LARGE, seed=2))
     line = wait_for(lambda: next((l for l in run.agent.text().splitlines() if "no delta model=actor" in l), None), "the line", 60)

@@ -1,6 +1,6 @@
 # beside others
 # sanitizers: address
-# timeout: 240, takes: 100
+# timeout: 480, takes: 200
 """Kinds of engines in a switch: vLLM's and SGLang's failures, both together, and servers described by templates."""
 import contextlib
 import http.server
@@ -122,6 +122,114 @@ def test_vllm_is_broken():
     assert mount.engines()["e"].startswith("serving 1") and not engine.is_paused()
     engine.generate()
     assert engine.alive()
+
+
+def fleet_that_fails(start, api="vllm"):
+    "No version is current. e0 is a vLLM that refuses 2 and can go back to `start` only while that is there; e1 refuses 1."
+    _, mount, _ = world()
+    first = Engine(start, "--refuse", "2", "--realistic", api=api)
+    other = Engine(checkpoint(MEDIUM, seed=8), "--refuse", "1", "--realistic", api="vllm")
+    add(mount, "e0", first)
+    add(mount, "e1", other)
+    return mount, first, other
+
+
+def runs_as_before(mount, name, engine, before):
+    assert mount.engines()[name].startswith("serving default "), mount.engines()
+    assert engine.generate() and engine.checksum() == before and engine.alive()  # a paused one would hold the request
+
+
+def test_broken_goes_back_to_its_start():
+    """without a current version, an engine that an earlier switch left broken loads the next version, and another engine fails: it goes back to what
+    it was started on and runs, or is broken; it is never left paused on a version that no other serves"""
+    for api in ("vllm", "sglang"):
+        with scope():
+            broken_goes_back(api)
+
+
+def broken_goes_back(api):
+    start = checkpoint(MEDIUM, seed=9)
+    mount, first, other = fleet_that_fails(start, api)
+    before = first.checksum()
+    os.rename(start, start + ".away")
+    assert mount.refused("2", "actor/version") == "EREMOTEIO"
+    assert mount.engines()["e0"].startswith("broken "), mount.engines()
+    assert mount.refused("1", "actor/version") == "EREMOTEIO"
+    assert mount.engines()["e0"].startswith("broken "), mount.engines()
+    assert first.is_paused() if api == "vllm" else not first.is_ready()
+    os.rename(start + ".away", start)
+    assert mount.refused("1", "actor/version") == "EREMOTEIO"
+    runs_as_before(mount, "e0", first, before)
+    assert "every engine was brought back" in mount.text("actor/last_error"), mount.text("actor/last_error")
+    assert not other.is_paused() and other.generate()
+
+
+def test_broken_and_restarted():
+    "a broken vLLM is restarted, on another folder; the next switch fails, before or after its load: it runs on that folder, and is not left paused"
+    for last in ("1", "2"):
+        with scope():
+            start = checkpoint(MEDIUM, seed=9)
+            mount, first, other = fleet_that_fails(start)
+            shutil.rmtree(start)
+            assert mount.refused("2", "actor/version") == "EREMOTEIO"
+            assert mount.engines()["e0"].startswith("broken "), mount.engines()
+            first.kill()
+            anew = Engine(checkpoint(MEDIUM, seed=10), "--realistic", api="vllm", port=first.port)
+            before = anew.checksum()
+            if last == "2":  # it fails at the pause, so that e0 is told no load
+                other.kill()
+                Engine(checkpoint(MEDIUM, seed=8), "--die-at", "pause", api="vllm", port=other.port)
+            assert mount.refused(last, "actor/version") in ("EREMOTEIO", "EHOSTUNREACH", "ECONNRESET")
+            runs_as_before(mount, "e0", anew, before)
+
+
+def test_no_way_back_and_no_current():
+    "without a current version, a server that cannot say what it served is left paused by a switch that fails: the words say how long"
+    _, mount, folders = world()
+    engine, other = Engine(folders[1]), Engine(folders[2], "--refuse", "1", api="vllm")
+    load = 'load=POST:/update_weights_from_disk:{"model_path":"{path}"}'
+    mount.write(f"engine add r remote {engine.url} {load} pause=POST:/pause_generation:{{}} resume=POST:/continue_generation", "actor/ctl")
+    add(mount, "e", other)
+    assert mount.refused("1", "actor/version") == "EREMOTEIO"
+    said = mount.engines()["r"]
+    assert said.startswith("paused ") and "until a switch succeeds" in said and "brought along" not in said, said
+    mount.write("2", "actor/version")
+    assert mount.engines()["r"].startswith("serving 2 ") and engine.generate()
+
+
+def test_paused_and_resumed_by_hand():
+    "an engine that another program pauses and resumes is shown as it says, whether a version is current or not"
+    _, mount, folders = world()
+    both = {api: Engine(folders[1], api=api) for api in ("vllm", "sglang")}
+    ways = {"paused": {"vllm": "/pause", "sglang": "/pause_generation"}, "serving": {"vllm": "/resume", "sglang": "/continue_generation"}}
+    for api, engine in both.items():
+        engine.ask(ways["paused"][api], {})
+        add(mount, api, engine)
+        assert mount.engines()[api].startswith("paused default "), mount.engines()
+    for state in 2 * ("serving", "paused"):
+        for api, engine in both.items():
+            engine.ask(ways[state][api], {})
+        for api in both:
+            wait_for(lambda: mount.engines()[api].startswith(f"{state} default "), f"{api}: {state}, to be noticed", 60)
+
+
+def test_left_paused_then_restarted():
+    "without a current version, an engine that a failed switch left paused is restarted: it is shown as serving, and the next failing switch resumes it"
+    start = checkpoint(MEDIUM, seed=9)
+    mount, first, other = fleet_that_fails(start)
+    late = Late(first)
+    mount.write("engine remove e0", "actor/ctl")
+    add(mount, "e0", late)
+    late.before["/resume"] = first.kill  # after the load on the way back
+    assert mount.refused("1", "actor/version") == "EREMOTEIO"
+    assert mount.engines()["e0"].startswith("unknown "), mount.engines()
+    anew = Engine(start, "--realistic", api="vllm", port=first.port)
+    before = anew.checksum()
+    wait_for(lambda: mount.engines()["e0"].startswith("serving default "), "the engine to be noticed", 60)
+    other.kill()
+    Engine(checkpoint(MEDIUM, seed=8), "--die-at", "pause", api="vllm", port=other.port)
+    assert mount.refused("2", "actor/version") in ("EHOSTUNREACH", "ECONNRESET")
+    runs_as_before(mount, "e0", anew, before)
 
 
 def test_wrong_prefix():

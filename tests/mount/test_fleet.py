@@ -1,6 +1,6 @@
 # beside others
 # sanitizers: thread
-# timeout: 500, takes: 130
+# timeout: 500, takes: 140
 """Engines over time: settings that survive a daemon, engines that die and return and are reconciled, commit settings, cancel, deadlines."""
 import os
 import shutil

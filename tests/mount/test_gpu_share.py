@@ -1,5 +1,5 @@
-# sanitizers: address thread
-# timeout: 400
+# sanitizers: address
+# timeout: 400, takes: 20
 """Versions shared on GPUs between ranks, their agent and readers, on the stand-in driver (tests/fakes)."""
 import base64
 import contextlib

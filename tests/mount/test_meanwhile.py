@@ -1,3 +1,5 @@
+# beside others
+# takes: 12
 """Commands that look at a mount while it changes: a model is removed, a link is switched, a source dies, a daemon is started anew."""
 from proxy import Gate
 from world import *
@@ -48,7 +50,7 @@ def test_settings_forget_a_removed_model():
     for name in ("one", "two"):
         mount.write(f"remove {name}", "ctl")
     kept = [line for name in os.listdir(state) if not name.endswith(".lock") for line in open(os.path.join(state, name))]
-    assert 'model "one"\n' not in kept and kept[kept.index('model "two"\n') + 1] == "policy follow\n", kept
+    assert 'model "one"\n' not in kept and kept[kept.index('model "two"\n') + 1] == "policy follow-published until=release\n", kept
 
 
 def test_a_link_is_switched():

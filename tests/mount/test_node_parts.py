@@ -1,14 +1,19 @@
 # beside others
-# timeout: 415, takes: 100
+# timeout: 600, takes: 150
 """A trainer on two nodes with two ranks each, and two inference nodes, each in its own network namespace: mounts must show the same
 bytes as a single rank publishes of the same tensors."""
+import contextlib
 import errno
+import http.client
+import http.server
 import json
 import os
 import subprocess
+import threading
 import time
 
 from network import Network
+from span import Rank, say
 from world import *
 
 T0, T1 = "10.77.0.1", "10.77.0.2"  # the trainer's nodes; t0 has the primary agent
@@ -17,58 +22,33 @@ SILENT = 8  # seconds after which an agent counts as lost
 EMBEDDING = "model.embed_tokens.weight"
 
 
-class Rank:
-    """A rank of the C trainer. It answers each command with a line."""
-
-    def __init__(self, sock, rank, world, **env):
-        ranks = [rank, world] if world > 1 else []
-        self.process = subprocess.Popen([f"{BUILD}/tests/tools/trainer", f"unix:{sock}", "actor", "tiny", *map(str, ranks)],
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | env)
-        at_end(self.kill)
-        assert self.answer().startswith("ready"), "the trainer"
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def say(self, command):
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-
-    def answer(self):
-        return self.process.stdout.readline().strip()
-
-
-def say(ranks, command):
-    """Sends a command to all of them at once; returns the answers."""
-    for rank in ranks:
-        rank.say(command)
-    return [rank.answer() for rank in ranks]
-
-
 class World:
     """Two agents with four ranks, and a fifth rank that has all tensors and publishes to a separate agent."""
 
-    def __init__(self, archive=False, keys=()):
+    def __init__(self, archive=False, keys=(), primary=(), secondary=()):
         need_fuse()
         self.keys = keys
+        self.of_primary, self.of_secondary = primary, secondary
         self.archives = [unique("archive"), unique("archive")] if archive else []
         self.net = Network(("t0", "t1", *INFERENCE))
         self.token = unique("token")
         with open(self.token, "w") as f:
             f.write("secret\n")
         self.env = {"SIDECARS": checkpoint({}, files={}), "BASE": checkpoint({"frozen": ("F32", [33, 5])}, seed=5, sidecars=False)}
-        with self.net.inside("t0"):
-            self.a0 = Agent("--token-file", self.token, "--nodes", *self.to_disk(0), host=T0)
+        self.start_primary()
         self.start_secondary()
         self.whole = Agent()
         self.ranks = [self.start_rank(r) for r in range(4)]
         self.alone = Rank(self.whole.sock, 0, 1, **self.env)
         self.reference = Mount(self.whole.url)
 
+    def start_primary(self, port=None, sock=None):
+        with self.net.inside("t0"):
+            self.a0 = Agent("--token-file", self.token, "--nodes", *self.to_disk(0), *self.of_primary, host=T0, port=port, sock=sock)
+
     def start_secondary(self, port=None, sock=None):
         with self.net.inside("t1"):
-            self.a1 = Agent("--token-file", self.token, "--primary", self.a0.url, "--primary-insecure", *self.to_disk(1), host=T1,
+            self.a1 = Agent("--token-file", self.token, "--primary", self.a0.url, "--primary-insecure", *self.to_disk(1), *self.of_secondary, host=T1,
                             port=port, sock=sock)
 
     def to_disk(self, i):
@@ -143,6 +123,7 @@ def test_two_and_two():
         w.expect_same(mount, 2)
         assert mount.status("actor")["version.2"].count("tcp delta from 1") == 2, mount.text("actor/status")
         w.expect_same(mount, 1)  # as before
+        assert mount.text("actor/2/.wsync/changed") == w.reference.text("actor/2/.wsync/changed") != ""
     assert digest(mounts[0], 2) == digest(mounts[1], 2) != digest(mounts[0], 1)
     assert digest(mounts[0], 1) == digest(mounts[1], 1)
     for v in (3, 4, 5):
@@ -170,7 +151,7 @@ def test_release():
     w.publish(2)
     with w.net.inside("t1"):  # sent to the agent that is not the primary
         r = wsync("release", "--agent", w.a1.url, "--token-file", w.token, "--insecure", "--wait", 60 * SLOW, "actor", 2, check=False)
-    assert r.returncode == 0 and "released: 2 mounts serve it" in r.stdout + r.stderr, r
+    assert r.returncode == 0 and "released: 2 mounts, " in r.stdout + r.stderr, r
     assert say(w.ranks, "loaded 2") == ["loaded 2"] * 4
     for node, engine in zip(INFERENCE, engines):
         with w.net.inside(node):
@@ -198,7 +179,7 @@ def test_late_part():
     assert release.poll() is None, release.stdout.read()
     w.net.ip("t1", "route del blackhole 10.77.0.3")
     said = release.communicate(timeout=90 * SLOW)[0]
-    assert release.returncode == 0 and "released: 1 mount serves it" in said, said
+    assert release.returncode == 0 and "released: 1 mount, " in said, said
     with w.net.inside("i0"):
         assert engine.serves() == "2"
 
@@ -239,7 +220,7 @@ def test_unix():
     w.publish(1)
     mount = w.mount("t0", f"unix:{w.a0.sock},unix:{w.a1.sock}")
     w.expect_same(mount, 1)
-    assert "2 parts: ipc; ipc" in mount.status("actor")["version.1"], mount.text("actor/status")
+    assert "2 parts: ipc full; ipc full" in mount.status("actor")["version.1"], mount.text("actor/status")
     leases = lambda: [s["leases"] for m in w.get("t0", w.a0, "/v1/status")["models"] for s in m["slots"]]
     wait_for(lambda: sum(leases()) == 0, "the slots to be free again")
     for v in (2, 3, 4):
@@ -250,11 +231,11 @@ def test_unix():
 
 
 def test_relay():
-    "a mount that merged the parts is a source of whole versions, beside the agents too"
+    "a mount that has the parts is a source of them, beside the agents too, and of whole versions for older releases"
     w = World()
     with w.net.inside("i0"):
         serve = f"10.77.0.3:{free_port()}"
-    first = w.mount("i0", options=f"deadline=6,serve={serve},serve-token-file={w.token}")
+    first = w.mount("i0", options=f"deadline=6,serve={serve},serve-token-file={w.token},{DELTAS}")
     only = w.mount("i1", f"http://{serve}")
     beside = w.mount("i1", f"http://{serve},{w.a0.url},{w.a1.url}")
     for v in (1, 2):
@@ -263,7 +244,7 @@ def test_relay():
             w.expect_same(mount, v)
         assert digest(first, v) == digest(only, v) == digest(beside, v)
         w.step()
-    assert "parts" not in only.status("actor")["version.2"]
+    assert "2 parts" in only.status("actor")["version.2"]
     assert sorted(n for n in os.listdir(only.path) if n.startswith("actor")) == ["actor"]
 
 
@@ -301,8 +282,9 @@ def test_agent_killed():
     out = reader.communicate(timeout=60 * SLOW)[1]
     assert reader.returncode and (os.strerror(errno.EHOSTUNREACH) in out or os.strerror(errno.ETIMEDOUT) in out), out
     assert time.monotonic() - start < 30 * SLOW
+    wait_for(lambda: "failed" in mount.status("actor")["version.1"], "the pull's end", 30 * SLOW)
     said = mount.status("actor")["version.1"]
-    assert "failed" in said and f"{T1}:{w.a1.port}" in said, said
+    assert f"{T1}:{w.a1.port}" in said, said
 
     say(w.ranks[:2], "step 0.01")
     start = time.monotonic()
@@ -342,6 +324,62 @@ def test_primary_killed():
     w.step()
     w.publish(2)
     w.expect_same(mount, 2)
+
+
+def test_primary_comes_back():
+    "when the primary agent dies and comes back the ranks and the other node join again by themselves; the last version stays, and the lineage goes on"
+    state = unique("primary") + "/agent.state"
+    w = World(primary=("--state", state))
+    w.publish(1)
+    mount = w.mount("i0")
+    w.expect_same(mount, 1)
+    lineages = {v["run"] for m in w.get("t0", w.a0, "/v1/models")["models"] for v in m["versions"]}
+    w.a0.kill()
+    w.expect_same(mount, 1)
+    with w.net.inside("t0"):
+        w.a0 = Agent("--token-file", w.token, "--nodes", "--state", state, host=T0, port=w.a0.port, sock=w.a0.sock)
+    w.step()
+    for version in range(2, 7):  # an offload that met the agent's end is lost, and the next one is not
+        told = say(w.ranks, f"offload {version}") and say(w.ranks, f"wait {version}")
+        if not any(a.startswith("failed") for a in told):
+            break
+    assert not any(a.startswith("failed") for a in told), told
+    assert not any(a.startswith("failed") for a in say([w.alone], f"offload {version}") + say([w.alone], f"wait {version}"))
+    assert {v["run"] for m in w.get("t0", w.a0, "/v1/models")["models"] for v in m["versions"]} == lineages
+    w.expect_same(mount, version)
+
+
+def test_agents_come_back():
+    "agents of both nodes that keep their state die and come back, one, the other, and both: ranks and nodes join again without a restart, the last version stays"
+    states = [unique("agent") + "/agent.state" for _ in range(2)]
+    w = World(primary=("--state", states[0]), secondary=("--state", states[1]))
+    w.publish(1)
+    mount = w.mount("i0")
+    w.expect_same(mount, 1)
+    lineage = {v["run"] for m in w.get("t1", w.a1, "/v1/models")["models"] for v in m["versions"]}
+    assert len(lineage) == 1
+    newest = 1
+    for killed in ((0,), (1,), (0, 1)):
+        for i in killed:
+            (w.a0, w.a1)[i].kill()
+        w.expect_same(mount, newest)
+        if killed == (1,):  # ranks that offload before the primary knows lose that version, and wait for its deadline
+            wait_for(lambda: "a node is silent" in w.a0.text(), "the primary to see it", 60)
+        if 1 in killed:
+            w.start_secondary(port=w.a1.port, sock=w.a1.sock)
+        if 0 in killed:
+            w.start_primary(port=w.a0.port, sock=w.a0.sock)
+        w.step()
+        for version in range(newest + 1, newest + 7):  # an offload that met an agent's end is lost, and the next one is not
+            told = say(w.ranks, f"offload {version}") and say(w.ranks, f"wait {version}")
+            if not any(a.startswith("failed") for a in told):
+                break
+        assert not any(a.startswith("failed") for a in told), (killed, told)
+        assert not any(a.startswith("failed") for a in say([w.alone], f"offload {version}") + say([w.alone], f"wait {version}"))
+        w.expect_same(mount, version)
+        for node, agent in (("t0", w.a0), ("t1", w.a1)):
+            assert {v["run"] for m in w.get(node, agent, "/v1/models")["models"] for v in m["versions"]} == lineage, killed
+        newest = version
 
 
 def test_rank_killed():
@@ -445,11 +483,12 @@ def test_cut_apart():
     w.expect_same(mount, 3)
 
 
-def test_whole_again():
-    "a trainer that restarts on one node publishes whole versions that replace those in parts, and back again"
+@pytest.mark.parametrize("copies", [2, 1])
+def test_whole_again(copies):
+    "a trainer that restarts on one node publishes whole versions that replace those in parts, and back again; with copies=1, too"
     w = World()
     w.publish(1)
-    mount = w.mount("i0")
+    mount = w.mount("i0", options=f"deadline=6,copies={copies}")
     w.expect_same(mount, 1)
     for rank in w.ranks:
         rank.kill()
@@ -487,3 +526,242 @@ def test_signed():
     world.step()
     world.publish(2)
     world.expect_same(both, 2)
+
+
+def have(mount, version=1):
+    return int(dict(l.split(" ", 1) for l in mount.text("actor", version, ".wsync/progress").splitlines())["have_bytes"])
+
+
+def is_ready(mount, version=1):
+    return mount.text("actor", version, ".wsync/state").split()[0] == "ready"
+
+
+def relay(w, source=None, options="deadline=60"):
+    """A mount on i0 that serves; .url is its source."""
+    with w.net.inside("i0"):
+        url = f"http://10.77.0.3:{free_port()}"
+    mount = w.mount("i0", source, f"{options},serve={url[7:]},serve-token-file={w.token}")
+    mount.url = url
+    return mount
+
+
+def how(mount, version):
+    return mount.status("actor")[f"version.{version}"]
+
+
+def test_stream():
+    "a reader of a version in parts gets what has come, before the rest; names, sizes and tensors are there from the start"
+    w = World()
+    w.publish(1)
+    other = w.mount("i1")
+    w.expect_same(other, 1)
+    for node in ("t0", "t1"):
+        w.net.slow(node, 16, sends=True)  # 7 MB take 4 s
+    mount = w.mount("i0", options="deadline=60,open=stream")
+    mount.wait_version("actor", 1)
+    want = w.reference.read("actor/1/model.safetensors")
+    assert os.path.getsize(mount.file("actor/1/model.safetensors")) == len(want) and not is_ready(mount)
+    assert EMBEDDING in os.listdir(mount.file("actor/1/tensors")) and not is_ready(mount)
+    with open(mount.file("actor/1/model.safetensors"), "rb") as f:
+        first = os.pread(f.fileno(), 1 << 20, 0)
+        assert first == want[:1 << 20] and not is_ready(mount) and 0 < have(mount) < len(want)
+        assert os.pread(f.fileno(), len(want), 0) == want
+    wait_for(lambda: is_ready(mount), "the rest")
+    w.expect_same(mount, 1)
+    assert digest(mount, 1) == digest(other, 1)
+    mount.write("verify 1", "actor/ctl")
+
+
+def test_relay_of_parts():
+    "a mount that serves offers the parts with their deltas: those behind it, who reach no agent, step by deltas, and have the same digest"
+    w = World()
+    w.publish(1)
+    first = relay(w, options=f"deadline=60,{DELTAS}")
+    leaf = w.mount("i1", first.url, f"deadline=60,{DELTAS}")
+    for v in (1, 2, 3):
+        if v > 1:
+            w.step()
+            w.publish(v)
+        for mount in (first, leaf):
+            w.expect_same(mount, v)
+        assert digest(first, v) == digest(leaf, v)
+        if v > 1:
+            assert how(first, v).count("tcp delta from") == how(leaf, v).count("tcp delta from") == 2, (how(first, v), how(leaf, v))
+    assert "2 parts" in how(leaf, 3)
+    with w.net.inside("i1"):
+        asked = urllib.request.Request(first.url + "/v1/models", headers={"Authorization": "Bearer secret"})
+        listed = {m["name"]: m for m in json.load(urllib.request.urlopen(asked, timeout=30 * SLOW))["models"]}
+    assert listed.keys() == {"actor", "actor@0.2", "actor@1.2"}
+    assert [n.rsplit(":", 1)[0] for n in listed["actor@1.2"]["part"]["nodes"]] == [T0, T1], listed
+    assert sorted(n for n in os.listdir(leaf.path) if n.startswith("actor")) == ["actor"]
+    leaf.write("verify 3", "actor/ctl")
+
+
+def test_parts_pass_through():
+    "parts are passed on while they arrive: a leaf has blocks of the whole before the mount in between is complete"
+    w = World()
+    w.publish(1)
+    for node in ("t0", "t1"):
+        w.net.slow(node, 12, sends=True)
+    first = relay(w)
+    leaf = w.mount("i1", first.url, "deadline=60,open=stream")
+    leaf.wait_version("actor", 1)
+    leaf.write("pull 1 async", "actor/ctl")
+    wait_for(lambda: os.path.isdir(leaf.file("actor/1")) and have(leaf) > 0, "a block at the leaf", 60)
+    assert not is_ready(first), first.text("actor/1/.wsync/progress")
+    w.expect_same(leaf, 1)
+    w.expect_same(first, 1)
+    assert digest(first, 1) == digest(leaf, 1)
+
+
+def test_relay_that_lies():
+    "wrong bytes of a part from a mount that serves are caught at the block; with the agents as sources the right ones come"
+    w = World()
+    w.publish(1)
+    first = relay(w)
+    w.expect_same(first, 1)
+    with w.net.inside("i1"):
+        leaf = Mount(f"unix:{unique('nobody')}.sock", f"host=i1,token-file={w.token},insecure,deadline=10")
+    leaf.write(f"add actor fault:flip=100:{first.url}", "ctl")
+    leaf.wait_version("actor", 1)
+    assert leaf.refused("pull 1", "actor/ctl") == "EBADMSG"
+    assert "not the manifest's" in leaf.text("actor/last_error"), leaf.text("actor/last_error")
+    for agent in (w.a0, w.a1):
+        leaf.write(f"add actor {agent.url}", "ctl")
+    wait_for(lambda: leaf.text("status").count(" up transport=") >= 2, "the agents")
+    time.sleep(1.1)  # a failure is remembered for a second
+    w.expect_same(leaf, 1)
+    assert int(leaf.status()["bad_blocks"]) > 0
+
+
+def test_relay_ends():
+    "a mount that serves parts dies in the middle: who pulls from it goes on with the agents, and loses no block"
+    w = World()
+    w.publish(1)
+    for node in ("t0", "t1"):
+        w.net.slow(node, 12, sends=True)
+    first = relay(w)
+    leaf = w.mount("i1", f"{first.url},{w.a0.url},{w.a1.url}", "deadline=60")
+    leaf.wait_version("actor", 1)
+    leaf.write("pull 1 async", "actor/ctl")
+    wait_for(lambda: os.path.isdir(leaf.file("actor/1")) and have(leaf) > 0, "a block at the leaf", 60)
+    first.kill()
+    w.expect_same(leaf, 1)
+
+
+def test_dropped():
+    "a version whose parts others read is dropped: its memory goes when they have ended, and it can be pulled again"
+    w = World()
+    w.publish(1)
+    first = relay(w)
+    leaf = w.mount("i1", first.url)
+    for _ in range(2):
+        w.expect_same(leaf, 1)
+        w.expect_same(first, 1)
+        for mount in (leaf, first):
+            mount.write("drop 1", "actor/ctl")
+            wait_for(lambda m=mount: have(m) == 0, "the version without bytes")
+    w.expect_same(leaf, 1)
+
+
+def test_signed_relay():
+    "signatures of parts are passed on by a mount without keys, and checked behind it, by deltas too"
+    keys = [unique("node") + ".key" for _ in range(2)]
+    for key in keys:
+        wsync("key", "new", "--out", key)
+    w = World(keys=keys)
+    w.publish(1)
+    first = relay(w, options=f"deadline=60,{DELTAS}")
+    both = w.mount("i1", first.url, f"deadline=30,verify-key={keys[0]}.pub:{keys[1]}.pub,{DELTAS}")
+    for v in (1, 2):
+        if v > 1:
+            w.step()
+            w.publish(v)
+        w.expect_same(first, v)
+        w.expect_same(both, v)
+    assert how(both, 2).count("tcp delta from") == 2, how(both, 2)
+    one = w.mount("i1", first.url, f"deadline=6,verify-key={keys[1]}.pub")
+    one.wait_version("actor", 2)
+    assert one.refused("pull 2", "actor", "ctl") == "EBADMSG", one.text("actor/last_error")
+    assert "not trusted" in one.text("actor/last_error"), one.text("actor/last_error")
+
+
+def test_asked_at_any_moment():
+    "a mount that serves is asked for blocks of parts at every moment of its pulls, by clients that do not wait: it brings each block once, and lives"
+    w = World()
+    w.publish(1)
+    first = relay(w)
+    first.wait_version("actor", 1)
+    over = threading.Event()
+    answered = []
+
+    def ask():
+        with w.net.inside("i1"):
+            n = 0
+            while not over.is_set():
+                n += 1
+                client = http.client.HTTPConnection(first.url[7:], timeout=0.02)
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    at = n // 2 % 2 << 22
+                    client.request("GET", f"/v1/actor@{n % 2}.2/1/files/model.safetensors",
+                                   headers={"Authorization": "Bearer secret", "Range": f"bytes={at}-{at + 10}"})
+                    answered.append(client.getresponse().status)
+                client.close()
+
+    clients = [threading.Thread(target=ask) for _ in range(4)]
+    for c in clients:
+        c.start()
+    try:
+        for _ in range(12):
+            first.wait_version("actor", 1)
+            first.write("pull 1", "actor/ctl")
+            first.write("drop 1", "actor/ctl")
+    finally:
+        over.set()
+        for c in clients:
+            c.join()
+    assert first.alive() and 206 in answered, (Process.text(first)[-1000:], set(answered))
+    w.expect_same(first, 1)
+
+
+class Pretender(http.server.BaseHTTPRequestHandler):
+    """Says that it has what another source lists, and has nothing."""
+
+    def do_GET(self):
+        listing = self.path.startswith("/v1/models")
+        body = self.server.listing if listing else b'{"error":"not here"}'
+        if listing and "since=" in self.path:
+            time.sleep(1)
+        self.send_response(200 if listing else 404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_relay_that_has_nothing():
+    "a source that lists parts and has none of them is left for the agents"
+    w = World()
+    w.publish(1)
+    with w.net.inside("i1"):
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pretender)
+        port = server.server_address[1]
+    listings = [w.get(n, a, "/v1/models") for n, a in (("t0", w.a0), ("t1", w.a1))]
+    models = [m for l in listings for m in l["models"] if "part" in m]
+    for m in models:
+        for v in m["versions"]:
+            v["via"] = [77]
+    server.listing = json.dumps({"seq": 1, "agent": 77, "models": models}).encode()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    at_end(server.shutdown)
+    leaf = w.mount("i1", f"http://127.0.0.1:{port},{w.a0.url},{w.a1.url}", "deadline=30")
+    w.expect_same(leaf, 1)
+    assert "2 parts" in how(leaf, 1)
+    alone = w.mount("i1", f"http://127.0.0.1:{port}", "deadline=6")
+    alone.wait_version("actor", 1)
+    why = alone.refused("pull 1", "actor/ctl")  # its source is gone, or the version at it, as the pull noticed
+    assert why in ("EHOSTUNREACH", "ESTALE"), alone.text("actor/last_error")
+    assert "of 2 of actor/1 cannot be pulled" in alone.text("actor/last_error"), alone.text("actor/last_error")

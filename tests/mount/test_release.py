@@ -1,6 +1,6 @@
 # beside others
 # sanitizers: thread
-# timeout: 400, takes: 85
+# timeout: 400, takes: 110
 """Fleets: releases in two phases over several mounts, late joiners, lost mounts, engines that span mounts or are driven by a framework."""
 import http.server
 import signal
@@ -71,7 +71,7 @@ def test_release():
     time.sleep(1)
     assert fleet.serve(fleet.mounts[:3]) == ["1"] * 3
     out = fleet.release(2)
-    assert "released: 3 mounts serve it" in out, out
+    assert "released: 3 mounts, 3 engines serve it" in out, out
     assert fleet.serve(fleet.mounts[:3]) == ["2"] * 3 and fleet.serve([manual]) == ["none"]
     assert [e.serves() for e in fleet.engines[:3]] == ["2"] * 3
     assert fleet.stands("n1")["loaded"]["version"] == 2
@@ -79,7 +79,7 @@ def test_release():
     assert fleet.serve(fleet.mounts[:3]) == ["1"] * 3
     late = fleet.add("late")  # it serves the released version, not the one published last
     wait_for(lambda: fleet.serve([late]) == ["1"], "the late one")
-    assert late.text("actor/policy") == "follow\n"
+    assert late.text("actor/policy") == "follow-released\n"
 
 
 def test_there_and_back():
@@ -92,11 +92,11 @@ def test_there_and_back():
     wsync("release", "--agent", fleet.agent.url, "actor", 1)
     wait_for(lambda: mount.text("actor/events").count("paused model=actor version=1 engine=e") > 1, "the load of 1")
     out = fleet.release(2)
-    assert "released: 1 mount serves it" in out, out
+    assert "released: 1 mount, 1 engine serves it" in out, out
     events = mount.text("actor/events")
     switched = [line.split("version=")[1].split()[0] for line in events.splitlines() if "switched model=actor" in line]
     assert switched == ["1", "2", "1", "2"] and fleet.engines[0].serves() == "2", events
-    assert "released: 1 mount serves it" in fleet.release(2)  # it has nothing to do, and reports so
+    assert "released: 1 mount, 1 engine serves it" in fleet.release(2)  # it has nothing to do, and reports so
     assert wsync("wait", "actor", 2, "--loaded", "all", "--timeout", 0, "--agent", fleet.agent.url).returncode == 0
 
 
@@ -119,7 +119,7 @@ def test_without_engines():
     mounts[1].write(f"engine add e sglang {engine.url}", "actor/ctl")
     wait_for(lambda: sum(m["engines"] for m in agent.get("/v1/actor/mounts")) == 1, "the engine's word")
     out = release()
-    assert "released: 1 mount serves it after" in out and "1 more has it, and no engine attached" in out, out
+    assert "released: 1 mount, 1 engine serves it after" in out and "1 more has it, and no engine attached" in out, out
 
 
 def test_aborted():
@@ -162,6 +162,56 @@ def test_failed_after_commit():
     assert "set the policy to manual" in fleet.mounts[0].text("actor/last_error")
 
 
+def test_min_engines():
+    "a release that asks for more engines than have prepared it is aborted at its deadline, and one that asks for fewer names them"
+    fleet = Fleet(2)
+    done = subprocess.run([*fleet.command("--min-engines", 3, wait=2), "actor", "2"], capture_output=True, text=True, timeout=120)
+    assert done.returncode and "2 engines are at the mounts that have prepared it, and 3 are asked for" in done.stderr, done.stderr
+    assert fleet.serve() == ["1", "1"]
+    done = subprocess.run([*fleet.command("--min-engines", 2), "actor", "2"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "released: 2 mounts, 2 engines serve it" in done.stdout, done.stdout + done.stderr
+    for words in (("--min-engines", "0"), ("--quorum", "0"), ("--quorum", "101%"), ("--quorum", "most")):
+        assert wsync("release", *words, "actor", 2, check=False).returncode == 2, words
+
+
+def test_quorum():
+    "with a quorum the release goes on without an engine that refuses and a mount that stands still: they are named, and paused rather than serve what is older"
+    fleet = Fleet(4)
+    fleet.engines[3].end()
+    fleet.engines[3] = Engine(fleet.folders[1], "--refuse", "2", port=fleet.engines[3].port)
+    wait_for(lambda: fleet.mounts[3].engines()["e"].startswith("serving"), "the engine's state")
+    done = subprocess.run([*fleet.command("--quorum", "80%"), "actor", "2"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "fewer serve it than --quorum asks for" in done.stderr, done.stdout + done.stderr
+    assert "in quarantine" in done.stderr and "n3:" in done.stderr and "refuse" in done.stderr, done.stderr
+    done = subprocess.run([*fleet.command("--quorum", "70%"), "actor", "2"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "released: 3 mounts, 3 engines serve it" in done.stdout, done.stdout + done.stderr
+    assert fleet.serve() == ["2", "2", "2", "1"] and fleet.engines[3].serves() != "2"
+    wait_for(lambda: fleet.mounts[3].engines()["e"].startswith("paused"), fleet.mounts[3].text("actor/engines"))
+    assert not fleet.engines[3].is_ready()
+    wait_for(lambda: fleet.mounts[3].status("actor")["quarantined"] == "yes", "the quarantine in the status")
+    assert fleet.mounts[0].status("actor")["quarantined"] == "no"
+    assert "quarantined model=actor version=1 engines=1" in fleet.mounts[3].text("actor/events")
+    fleet.engines[3].end()  # it is repaired, and comes back on what is older: it is brought along
+    fleet.engines[3] = Engine(fleet.folders[1], port=fleet.engines[3].port)
+    wait_for(lambda: fleet.serve() == ["2"] * 4 and fleet.engines[3].serves() == "2" and fleet.engines[3].is_ready(), "the last one", 60)
+    assert fleet.mounts[3].status("actor")["quarantined"] == "no"
+
+    fleet.agent.publish("actor", 3, fleet.folders[3])
+    suspend(fleet.mounts[0].pid)
+    try:
+        done = subprocess.run([*fleet.command("--quorum", "75%", wait=16), "actor", "3"], capture_output=True, text=True, timeout=120)
+    finally:
+        os.kill(fleet.mounts[0].pid, signal.SIGCONT)
+    assert done.returncode == 0 and "n0:" in done.stderr and "released: 3 mounts, 3 engines serve it" in done.stdout, done.stdout + done.stderr
+    wait_for(lambda: fleet.serve() == ["3"] * 4 and all(e.serves() == "3" and e.is_ready() for e in fleet.engines), "the one that stood still", 60)
+    suspend(fleet.mounts[0].pid)
+    try:
+        done = subprocess.run([*fleet.command("--quorum", "90%", wait=4), "actor", "2"], capture_output=True, text=True, timeout=120)
+    finally:
+        os.kill(fleet.mounts[0].pid, signal.SIGCONT)
+    assert done.returncode and "3 of 4 engines had prepared it in time" in done.stderr and "n0:" in done.stderr.splitlines()[-1], done.stderr
+
+
 def test_models():
     "several models are released together or not at all"
     fleet = Fleet(2, models=("actor", "critic"))
@@ -184,7 +234,7 @@ def test_silent():
     subprocess.run(["umount", "-l", lost.path], check=True)
     start = time.monotonic()
     out = fleet.release(2, wait=60)
-    assert "left out" in out and "n1:" in out and "released: 1 mount serves it" in out, out
+    assert "left out" in out and "n1:" in out and "released: 1 mount, 1 engine serves it" in out, out
     assert time.monotonic() - start < (SILENT + 10) * SLOW
     assert fleet.serve(fleet.mounts[:1]) == ["2"]
     assert fleet.stands("n1")["silent"]
@@ -213,7 +263,7 @@ def test_deadline_and_interrupt():
     p = subprocess.Popen(fleet.command("actor", 3), stderr=subprocess.PIPE, text=True)
     wait_for(lambda: fleet.agent.get("/v1/releases")[0]["phase"] == "preparing", "the release")
     out = fleet.release(2, wait=60)
-    assert "released: 1 mount serves it" in out and "1 more has it" in out, out
+    assert "released: 1 mount, 1 engine serves it" in out and "1 more has it" in out, out
     assert p.wait(20) == 1 and "a newer release" in p.stderr.read()
     assert fleet.serve() == ["2"] and fleet.serve([slow]) == ["2"]
     fleet.agent.publish("actor", 4, fleet.folders[1])
@@ -267,6 +317,26 @@ def test_interrupt_without_answer():
     assert asked == ["/v1/release", "/v1/releases/7/abort"] * 2, asked
 
 
+def test_agent_without_answer():
+    "commands do not wait long for an agent that stands still or has ended, name it, and say what to look at"
+    fleet = Fleet(0)
+    addresses = fleet.agent.url, "unix:" + fleet.agent.sock
+    suspend(fleet.agent.pid)
+    try:
+        for address in addresses:
+            start = time.monotonic()
+            done = subprocess.run([WSYNC, "release", "--agent", address, "--wait", "4", "actor", "2"], capture_output=True, text=True, timeout=120)
+            assert time.monotonic() - start < 20 * SLOW
+            assert done.returncode == 1 and f"the agent at {address} does not answer: look whether its process" in done.stderr, done.stderr
+    finally:
+        os.kill(fleet.agent.pid, signal.SIGCONT)
+    fleet.agent.end()
+    for command in ("release", "actor", "2"), ("topology", "actor"), ("wait", "actor", "2", "--loaded", "all"):
+        for address, says in zip(addresses, ("does 'wsync agent --listen' run there", "running?")):
+            done = wsync(command[0], "--agent", address, *command[1:], check=False)
+            assert done.returncode == 1 and address.rsplit("/", 1)[1] in done.stderr and says in done.stderr, done.stderr
+
+
 def test_wait_loaded():
     "wait --loaded all, N or a name returns when the fleet serves the version, and names the mounts that do not"
     fleet = Fleet(2)
@@ -305,7 +375,46 @@ def test_agent_restarts():
         assert "release-kept model=actor version=1" in events and events.count("switched model=actor") == 2, events
     fleet.mounts[1].end()
     wait_for(lambda: fleet.stands("n1")["follows"] is None, "its leaving")
-    assert "released: 1 mount serves it" in fleet.release(2)
+    assert "released: 1 mount, 1 engine serves it" in fleet.release(2)
+
+
+def test_two_words():
+    "follow-released waits for a release and follow-published does not take part in it; follow is written out as what it means, over a restart too"
+    need_fuse()
+    agent = Agent()
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    mounts = {word: Mount(agent.url, f"host={word}") for word in ("follow-released", "follow-published", "follow")}
+    for word, mount in mounts.items():
+        mount.wait_version("actor", 1)
+        mount.write(word, "actor/policy")
+
+    def serve():
+        return {word: mount.text("actor/version").strip() for word, mount in mounts.items()}
+
+    wait_for(lambda: serve() == {"follow-released": "none", "follow-published": "1", "follow": "1"}, "what is published")
+    assert mounts["follow"].text("actor/policy") == "follow-published until=release\n"
+    assert "policy-unclear model=actor" in mounts["follow"].text("actor/events")
+    assert not any("policy-unclear" in mounts[w].text("actor/events") for w in ("follow-released", "follow-published"))
+    mounts["follow"].kill()
+    subprocess.run(["umount", "-l", mounts["follow"].path], check=True)
+    mounts["follow"] = Mount(agent.url, "host=follow", path=mounts["follow"].path)
+    mounts["follow"].wait_version("actor", 1)
+    wait_for(lambda: mounts["follow"].text("actor/policy") == "follow-published until=release\n", "its settings")
+    follows = {"follow-released:": True, "follow-published:": False, "follow:": True}
+    wait_for(lambda: {m["mount"].split("/")[0]: m["follows"] for m in agent.get("/v1/actor/mounts")} == follows, "their words")
+    agent.publish("actor", 2, checkpoint(SMALL, seed=2))
+    wait_for(lambda: serve() == {"follow-released": "none", "follow-published": "2", "follow": "2"}, "what is published")
+    wsync("release", "--agent", agent.url, "--wait", 30, "actor", 1)
+    assert serve() == {"follow-released": "1", "follow-published": "2", "follow": "1"}
+    wait_for(lambda: mounts["follow"].text("actor/policy") == "follow-released\n", "what follow means now")
+    agent.publish("actor", 3, checkpoint(SMALL, seed=3))
+    wait_for(lambda: serve()["follow-published"] == "3", "what is published")
+    assert serve() == {"follow-released": "1", "follow-published": "3", "follow": "1"}
+    assert mounts["follow-released"].refused("follow-released every=2", "actor/policy") == "EINVAL"
+    assert mounts["follow-released"].refused("follow-released until=release", "actor/policy") == "EINVAL"
+    mounts["follow"].write("follow", "actor/policy")  # no longer unclear
+    assert mounts["follow"].text("actor/policy") == "follow-released\n"
+    assert mounts["follow"].text("actor/events").count("policy-unclear") == 0
 
 
 def test_releases_end():
@@ -354,6 +463,8 @@ def test_bad_requests():
             ("/v1/actor/1/release", '{"prepare_s":0}', 400, "prepare_s"),
             ("/v1/actor/mounts", "{}", 400, "HOST"),
             ("/v1/actor/mounts", '{"mount":"%s"}' % ("x" * 600), 400, "HOST"),
+            ("/v1/actor/mounts", '{"mount":"a:/m","follows":true,"engines":%d}' % (1 << 62), 400, "engines"),
+            ("/v1/actor/1/prepared", '{"mount":"a:/m","engines":1025}', 400, "engines"),
             ("/v1/actor/1/loaded", "[]", 400, "HOST"),
             ("/v1/actor/1/wanted", '{"mounts":[1]}', 400, "names"),
             ("/v1/actor/1/wanted", '{"mounts":[]}', 400, "mounts"),
@@ -367,7 +478,7 @@ def test_bad_requests():
     assert status == 200 and reply["phase"] == "committed" and reply["settled"], reply
     assert post(f"/v1/releases/{reply['id']}/abort", "")[0] == 409
     p = subprocess.run([WSYNC, "release", "--agent", agent.url, "--wait", "5", "actor", "1"], capture_output=True, text=True)
-    assert p.returncode == 1 and "none with the policy follow" in p.stderr, p.stderr
+    assert p.returncode == 1 and "none that follows releases" in p.stderr, p.stderr
     for words in (["actor"], ["actor", "x"], ["actor=1", "actor=1"], ["actor=1", "critic"]):
         p = subprocess.run([WSYNC, "release", "--agent", agent.url, *words], capture_output=True, text=True)
         assert p.returncode == 2, (words, p.stderr)
@@ -397,7 +508,7 @@ def test_external():
     release = subprocess.Popen(fleet.command("actor", 2), stdout=subprocess.PIPE, text=True)
     wait_for(lambda: "staged model=actor version=2" in mount.text("actor/events"), "version 2 is staged")
     mount.write("loaded 2", "actor/ctl")
-    assert release.wait(20) == 0 and "1 mount serves it" in release.stdout.read()
+    assert release.wait(20) == 0 and "1 mount, 2 engines serve it" in release.stdout.read()
     assert mount.refused("loaded 2 engine=x", "actor/ctl") == "ENOENT"
 
 
@@ -437,7 +548,7 @@ def test_slow_following():
     for bad in ("follow every=0", "follow every=x", "pull every=2", "manual min-interval=3", "follow min-interval=-1"):
         assert mount.refused(bad, "actor/policy") == "EINVAL", bad
     mount.write("follow every=3", "actor/policy")
-    assert mount.text("actor/policy") == "follow every=3\n"
+    assert mount.text("actor/policy") == "follow-published until=release every=3\n"
     wait_for(lambda: mount.text("actor/version") == "1\n", "the first version")
     for v in (2, 3):
         agent.publish("actor", v, folders[v])

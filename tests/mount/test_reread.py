@@ -1,7 +1,7 @@
 # beside others
 # timeout: 300
 # takes: 30
-# sanitizers: address thread
+# sanitizers: thread
 """Files that a running server reads again when they change: its certificate and key, the authorities of its clients, its tokens."""
 import hashlib
 import re

@@ -1,5 +1,6 @@
+# beside others
 # sanitizers: thread
-# timeout: 240
+# timeout: 240, takes: 12
 """A mount's settings (models, engines, pins): all survive a restart, and none is accepted that could not be read again."""
 import os
 import shutil

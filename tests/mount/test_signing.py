@@ -1,12 +1,13 @@
 # beside others
-# timeout: 480, takes: 60
-# sanitizers: address thread
+# timeout: 480, takes: 180
+# sanitizers: address
 """Signed versions: what a mount with verify-key= takes, and what it refuses, from an agent, from mounts in between, and from a source that
 lies about all that is not signed."""
 import ctypes
 import errno
 import hashlib
 import stat
+import threading
 
 from between import Between
 from nginx import Nginx
@@ -318,6 +319,76 @@ def test_a_better_source():
     same(mount, 1, run.folders[1])
 
 
+def test_source_that_never_signs():
+    "a source that says for ever that it will sign, or that does not answer, does not hold up what another one has; it is asked again where that has nothing"
+    run = Run()
+    slow, none = Between(run.agent, "/signature"), Between(run.agent, "/signature")
+    slow.wrong = (503, b'{"error": "it is being signed", "errno": "EAGAIN"}')
+    mount = run.mount(f"{DELTAS},deadline=40", source=f"{slow.url},{run.url}")
+    mount.wait_version("actor", 1, sources=2)
+    pull(mount, 1)
+    same(mount, 1, run.folders[1])
+    run.step()
+    mount.wait_version("actor", 2, sources=2)
+    assert "delta from" in pull(mount, 2), mount.text()
+    same(mount, 2, run.folders[2])
+    mount.end()
+    none.wrong = (404, b"{}")
+    mount = run.mount("deadline=40,state=none", source=f"{slow.url},{none.url}")
+    mount.wait_version("actor", 2, sources=2)
+    late = threading.Timer(8, setattr, (slow, "wrong", None))
+    late.start()
+    pull(mount, 2)
+    same(mount, 2, run.folders[2])
+
+
+def test_source_that_hangs():
+    "a mount, and a relay, ask a source that left a request for a signature without an answer last, and other signatures do not wait for it"
+    run = Run()
+    mute = [Between(run.agent, "/signature") for _ in range(2)]
+    for one in mute:
+        one.hold = True
+    relay = Relay(f"{mute[0].url},{run.url}", f"{DELTAS},state=none")
+    relay.wait_version("actor", 1, sources=2)
+    mounts = run.mount(f"{DELTAS},state=none", source=relay.url), run.mount(f"{DELTAS},deadline=120", source=f"{mute[1].url},{run.url}")
+    mounts[1].wait_version("actor", 1, sources=2)
+    threads = [threading.Thread(target=pull, args=(mount, 1)) for mount in mounts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _ in range(4):
+        version = run.step()
+        for mount in mounts:
+            assert "instead of" in pull(mount, version)  # deltas
+            same(mount, version, run.folders[version])
+    assert all(one.n_held < 4 for one in mute), [one.n_held for one in mute]
+
+
+def peak_mib(process):
+    with open(f"/proc/{process.pid}/status") as f:
+        return next(int(line.split()[1]) // 1024 for line in f if line.startswith("VmHWM"))
+
+
+def test_replies_that_grow():
+    "a source whose JSON would take gigabytes of memory once it is parsed is refused; so it is by a relay, which asks the next one"
+    run = Run()
+    liar = Between(run.agent)
+    grows = b'{"format":1,"leaves":[' + b"{}," * (20 << 20) + b'1],"signature":"x"}'
+    liar.change = lambda path, text: grows if "/signature" in path else text
+    mount = run.mount("state=none", source=liar.url)
+    refused(mount, 1, "bytes of memory")
+    assert peak_mib(mount) < 500, peak_mib(mount)
+    relay = Relay(f"{liar.url},{run.url}", "state=none")
+    relay.wait_version("actor", 1, sources=2)
+    pull(run.mount("state=none", source=relay.url), 1)
+    assert peak_mib(relay) < 500, peak_mib(relay)
+    liar.change = lambda path, text: grows if "/models" in path else text
+    mount = Mount(liar.url, "state=none")
+    wait_for(lambda: "bytes of memory" in mount.text("status"), "the refusal")
+    assert peak_mib(mount) < 500, peak_mib(mount)
+
+
 def test_old_manifest():
     "an older version under a newer number, and a version of another lineage under the number of this one, are refused"
     run = Run(tensors=MEDIUM)
@@ -406,42 +477,73 @@ def test_follow_is_not_led_back():
     assert mount.text("actor/version").split()[0] == "1", mount.text("actor/version")
 
 
+class Shown:
+    """A source that shows one run, or another. Requests that wait for news are answered by the run of before, so it gets some: of another
+    model."""
+
+    def __init__(self, run):
+        self.run, self.news = run, 0
+
+    @property
+    def url(self):
+        return self.run.url
+
+    def show(self, run):
+        before, self.run = self.run, run
+        self.news += 1
+        before.agent.publish("other", self.news, before.folders[1])
+
+
 def test_lineage_is_not_rolled_back():
     "a mount that follows a run is not led to an older run whose versions the same key signed, by a source that shows that one as live"
     old = Run(tensors=MEDIUM)
     for _ in range(2):
         old.step()
     run = Run(tensors=MEDIUM, key=old.key)
-    shown = type("Shown", (), {"url": run.url})
+    shown = Shown(run)
     liar = Between(shown)
     mount = run.mount(source=liar.url)
     mount.wait_version("actor", 1)
     mount.write("follow", "actor/policy")
     wait_for(lambda: mount.text("actor/version").split()[0] == "1", "the version that is followed")
-    shown.url = old.url
+    shown.show(old)
     wait_for(lambda: "older than" in mount.text("actor/last_error"), "the refusal", 30)
     same(mount, "current", run.folders[1])
-    shown.url = run.url
+    shown.show(run)
     run.step()
     wait_for(lambda: mount.text("actor/version").split()[0] == "2", "the next version", 30)
 
 
 def test_export():
-    "an export takes what was signed, nothing else, and its `latest` is not led back to an older run that the same key signed"
+    "an export takes what was signed, nothing else, and its `latest` is not led back to an older run that the same key signed, not after a restart"
     old = Run(tensors=MEDIUM)
     old.step()
     run = Run(tensors=MEDIUM, key=old.key)
-    shown = type("Shown", (), {"url": run.url})
-    folders = [unique("export") for _ in range(2)]
+    shown = Shown(run)
+    folders, state = [unique("export") for _ in range(2)], unique("state")
     strict = Process("export", "-o", f"verify-key={new_key('other')}.pub", run.url, folders[1])
-    Process("export", "-o", f"verify-key={run.key}.pub", Between(shown).url, folders[0])
+    arguments = "export", "-o", f"verify-key={run.key}.pub,state={state}", Between(shown).url, folders[0]
+    export = Process(*arguments)
     latest = folders[0] + "/actor/latest"
     wait_for(lambda: os.path.lexists(latest) and os.readlink(latest) == "1", "the export", 40)
     assert tensors_of(latest + "/model.safetensors") == tensors_of(run.folders[1] + "/model.safetensors")
-    shown.url = old.url
+    shown.show(old)
     wait_for(lambda: os.path.isdir(folders[0] + "/actor/2"), "the old version", 40)
     wait_for(lambda: not os.path.lexists(latest), "the link to go", 40)
-    wait_for(lambda: "not trusted" in strict.text(), "the refusal")
+    export.end()
+    export = Process(*arguments)
+    wait_for(lambda: os.path.isdir(folders[0] + "/actor/2"), "the old version again", 40)
+    time.sleep(1)  # some looks of the export
+    assert not os.path.lexists(latest)
+    shown.show(run)
+    wait_for(lambda: os.path.lexists(latest) and os.readlink(latest) == "1", "the run of before", 40)
+    export.end()
+    file, = [state + "/" + name for name in os.listdir(state) if name.endswith(".signed")]
+    with open(file, "a") as f:
+        f.write("17000")
+    refused = wsync(*arguments, check=False)
+    assert refused.returncode == 1 and "is damaged" in refused.stderr and file in refused.stderr, refused.stderr
+    wait_for(lambda: "not trusted for actor" in strict.text(), "the refusal")
     assert not os.path.exists(folders[1] + "/actor/1") and not os.path.lexists(folders[1] + "/actor/latest")
 
 

@@ -1,8 +1,8 @@
-# sanitizers: address thread
-# timeout: 240
+# beside others
+# sanitizers: address
+# timeout: 240, takes: 20
 """A mount's transports (strategy): the configured list, what it excludes, its order, the reasons in status."""
 import os
-import re
 
 import pytest
 
@@ -22,21 +22,6 @@ def world(source="{url}", options="", versions=(1,)):
     for v in versions:
         mount.wait_version("actor", v, source.count(",") + 1)
     return agent, mount
-
-
-def pulled(mount, version=1):
-    """From status after a pull: (strategy, {strategy: why not})."""
-    mount.write(f"pull {version}", "actor/ctl")
-    return said(mount, version)
-
-
-def said(mount, version=1):
-    line = mount.status("actor")[f"version.{version}"]
-    found = re.search(r' how="([^"]*)" strategy=(\S+)(?: why_not="([^"]*)")? seconds=', line)
-    assert found, line
-    reasons = [part.split(": ", 1) for part in found.group(3).split("; ")] if found.group(3) else []
-    assert len({why for _, why in reasons}) == len(reasons), reasons  # each reason is given once
-    return found.group(2), {name: why for names, why in reasons for name in names.split(", ")}
 
 
 def test_grammar():
@@ -102,6 +87,18 @@ def test_left_out():
     assert pulled(mount, 2)[0] == "tcp"
 
 
+def test_ucx_alone():
+    "the list ucx alone with an http:// source: the error says that tcp has to be listed, too, and then it comes"
+    agent, mount = world()
+    mount.write("strategy ucx", "actor/ctl")
+    assert mount.refused("pull 1", "actor/ctl") == "EHOSTUNREACH"
+    error = mount.text("actor/last_error")
+    assert "its strategies are ucx" in error and 'tcp, which has to be listed behind it: echo "strategy ucx,tcp" > ctl' in error, error
+    time.sleep(1.1)
+    mount.write("strategy ucx,tcp", "actor/ctl")
+    assert pulled(mount)[0] == "tcp"
+
+
 def test_order():
     "sources are tried in the list's order, whatever the order in which they were added; auto tries the fastest first"
     agent, mount = world("{url},{sock}", versions=(1, 2))
@@ -127,7 +124,7 @@ def test_reasons():
     agent, mount = world(versions=(1, 2))
     assert "strategy=" not in mount.status("actor")["version.1"]  # nothing was pulled yet
     strategy, why = pulled(mount)
-    assert strategy == "tcp" and set(why) == {"packed_cuda_ipc", "cuda_ipc", "ipc", "broadcast", "dir"}, (strategy, why)
+    assert strategy == "tcp" and set(why) == {"packed_cuda_ipc", "cuda_ipc", "ipc", "broadcast", "dir", "ucx"}, (strategy, why)
     assert why["ipc"] == "no unix: source" and why["dir"] == "no dir: source"
     assert all(len(reason) > 10 for reason in why.values()), why
     # The second version arrives as a delta or whole: by tcp either way.

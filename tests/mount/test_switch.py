@@ -1,5 +1,6 @@
+# beside others
 # sanitizers
-# timeout: 240
+# timeout: 240, takes: 12
 """One write switches engines, all or none; control files, links, policy, lineages."""
 import os
 import re
@@ -153,7 +154,7 @@ def test_policy():
     wait_for(lambda: engine.serves() == "3", "the engine to follow to 3")
     agent.publish("actor", 4, folders[2])
     wait_for(lambda: engine.serves() == "4" and mount.text("actor/version") == "4\n", "the engine to follow to 4")
-    assert mount.text("actor/policy") == "follow\n"
+    assert mount.text("actor/policy") == "follow-published until=release\n"
 
 
 def test_barrier():

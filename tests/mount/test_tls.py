@@ -97,6 +97,30 @@ def test_clients_of_an_agent():
         assert "down" in mount.status()["source"], mount.status()
 
 
+def s_client(url, authority, shown):
+    """Head of the answer to a GET that the stock openssl s_client sends."""
+    place = url.removeprefix("https://")
+    with_certificate = ["-cert", shown[0], "-key", shown[1]] if shown else []
+    r = subprocess.run(["openssl", "s_client", "-quiet", "-verify_return_error", "-CAfile", authority.file, *with_certificate, "-connect", place],
+                       input=b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", capture_output=True, timeout=60)
+    return r.stdout.decode()
+
+
+def test_openssl_as_a_client():
+    "the stock openssl s_client gets what its certificate allows, and nothing without one"
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed")
+    authority = Authority()
+    shows = clients(authority)
+    agent = TlsAgent(authority, "--tls-client-ca", authority.file)
+    right = s_client(agent.url, authority, shows["right"])
+    assert right.startswith("HTTP/1.1 200") and '"actor"' in right, right
+    for name, why in WRONG.items():
+        text = s_client(agent.url, authority, shows[name])
+        assert text.startswith("HTTP/1.1 401") and why in text and '"actor"' not in text, (name, text)
+    assert not s_client(agent.url, Authority(), shows["right"])  # it does not trust the agent
+
+
 def test_command_with_a_certificate():
     "the command shows an agent beyond its socket the certificate of --cert-file"
     authority = Authority()

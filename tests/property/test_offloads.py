@@ -1,4 +1,4 @@
-# sanitizers: address thread
+# sanitizers: thread
 # beside others
 # timeout: 370, takes: 30
 """Two ranks offload every 50 ms for a minute, and readers of two mounts check every byte of each version that they see: versions may be

@@ -1,6 +1,6 @@
 # beside others
 # sanitizers: thread
-# timeout: 440, takes: 40
+# timeout: 440, takes: 25
 """Random releases and barriers over two mounts and two models, with engines that refuse, die or are slow, mounts whose daemon is killed,
 and releases in quick succession. Each model has different bytes in each version, so the test can tell which version a mount and its
 engines have. RELEASE_SEED, RELEASE_ROUNDS."""

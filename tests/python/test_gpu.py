@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import types
+from weakref import WeakKeyDictionary
 
 import ml_dtypes
 import numpy
@@ -357,7 +358,39 @@ def test_sglang_embeddings(monkeypatch):
     source = types.SimpleNamespace(model_or_path="/nowhere", prefix="", model_config=None)
     assert list(sglang.weights_iterator(lambda *_: iter((("a", 1),)), None, source)) == [("a", 1)] and cleared == [1, 1]
     said = types.SimpleNamespace(internal_state={"version": "0"})
-    assert sglang.add_internal_state(said, None) is None and said.internal_state["wsync"] == {"forgets_embeddings": True}
+    assert sglang.add_internal_state(said, None) is None and said.internal_state["wsync"] == {"forgets_embeddings": True, "freezes_draft": False}
+
+
+def test_sglang_draft(monkeypatch):
+    """a load from disk leaves a draft model alone that was started on another checkpoint than the target; one in the target's gets it"""
+    from wsync import sglang
+
+    class Config:
+        def __init__(self, is_draft_model):
+            self.is_draft_model = is_draft_model
+
+    monkeypatch.setattr(sglang, "_start_paths", WeakKeyDictionary())
+    target, frozen, inside, unseen, loads = Config(False), Config(True), Config(True), Config(True), []
+
+    def start(config, path):
+        list(sglang.weights_iterator(lambda *_: iter(()), None, types.SimpleNamespace(model_or_path=path, prefix="", model_config=config)))
+
+    def update(config, path):
+        start(config, path)  # SGLang asks for the new files by the same iterator
+        return sglang.update_from_disk(lambda *given: loads.append(given) or (True, "loaded"), types.SimpleNamespace(model_config=config), path, "auto")
+
+    assert sglang.update_from_disk(lambda *_: 1 / 0, types.SimpleNamespace(model_config=frozen), "/target/2", "auto")[0] is False
+    for config, path in ((target, "/target/1"), (frozen, "/draft/1"), (inside, "/target/1")):
+        start(config, path)
+    assert update(target, "/target/2") == (True, "loaded") and len(loads) == 1
+    done, said = update(frozen, "/target/2")
+    assert done and "left as it is" in said and len(loads) == 1
+    assert update(inside, "/target/2") == (True, "loaded") and len(loads) == 2
+    assert sglang.update_from_disk(lambda *_: 1 / 0, types.SimpleNamespace(model_config=unseen), "/target/2", "auto")[0] is False
+    module, cls, method = sglang.UPDATE.rsplit(".", 2)
+    assert not sglang.freezes_draft()
+    monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**{cls: types.SimpleNamespace(**{method: print})}))
+    assert sglang.freezes_draft()
 
 
 def test_sglang(shared, monkeypatch):

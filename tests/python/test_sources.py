@@ -1,6 +1,7 @@
 """The sources for trainers' frameworks, tested with stand-ins of the frameworks' objects: which memory is read, and which must not be.
 tests/real has the frameworks themselves."""
 import enum
+import json
 import os
 import subprocess
 import sys
@@ -36,6 +37,9 @@ class Tensor:
 
     def numel(self):
         return self.array.size
+
+    def untyped_storage(self):
+        return types.SimpleNamespace(nbytes=lambda: self.array.nbytes)
 
     def data_ptr(self):
         return self.array.__array_interface__["data"][0] if self.array.size else 0
@@ -279,6 +283,142 @@ def test_wrappers(agent):
             pub.offload(2)
 
 
+# --- PEFT ---
+
+
+class LoraConfig:
+    """PEFT's, as far as a file of it goes."""
+
+    def __init__(self, base="org/base", **more):
+        self.base_model_name_or_path, self.more = base, more
+
+    def to_dict(self):
+        kind = enum.Enum("PeftType", {"LORA": "LORA"}, type=str)
+        return {"peft_type": kind.LORA, "r": 2, "lora_alpha": 4, "target_modules": {"v", "q"}, "bias": "none", "inference_mode": False,
+                "base_model_name_or_path": self.base_model_name_or_path, **self.more}
+
+
+def layer(names, start, to_parameter=Tensor):
+    """A linear layer with the adapters of these names: A of 2 x 3, B of 4 x 2."""
+    at = {n: start + 100 * i for i, n in enumerate(names)}
+    half = lambda k, shape: Module({}, {n: Module({"weight": to_parameter(numbers(shape[0] * shape[1], at[n] + k).reshape(shape))}) for n in names})
+    return Module({}, {"base_layer": Module({"weight": Tensor(numbers(12, -50).reshape(4, 3))}), "lora_A": half(0, (2, 3)), "lora_B": half(50, (4, 2))})
+
+
+def peft_model(names=("default",), config=None, **more):
+    """A PeftModel of one adapted layer, and a layer that is not adapted."""
+    model = Module({}, {"base_model": Module({}, {"model": Module({}, {"q": layer(names, 0, **more), "norm": Module({"weight": Tensor(numbers(3, 7))})})})})
+    model.peft_config = {n: config or LoraConfig() for n in names}
+    return model
+
+
+def saved(start=0):
+    """What PEFT saves of an adapter of such a model."""
+    return {"base_model.model.q.lora_A.weight": numbers(6, start).reshape(2, 3).tolist(),
+            "base_model.model.q.lora_B.weight": numbers(8, start + 50).reshape(4, 2).tolist()}
+
+
+def test_peft(agent):
+    """an adapter alone, in PEFT's names and files, also the second of a model and at the next step; its config is the same bytes each time"""
+    world.need_fuse()
+    mount = world.Mount(agent.url)
+    model = peft_model(("default", "second"))
+    with publisher(agent, wsync.peft(model)) as pub:
+        for version in (1, 2):
+            assert published(pub, version) == saved(version - 1)
+            for half in "AB":
+                model._modules["base_model"]._modules["model"]._modules["q"]._modules["lora_" + half]._modules["default"]._parameters["weight"].array += 1
+    mount.wait_version("actor", 2)
+    assert sorted(set(os.listdir(mount.file("actor", 2))) - {"tensors", ".wsync"}) == ["adapter_config.json", "adapter_model.safetensors"]
+    config = json.loads(mount.read("actor", 2, "adapter_config.json"))
+    assert config == {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q", "v"], "bias": "none", "inference_mode": True,
+                      "base_model_name_or_path": "org/base"}
+    assert mount.read("actor", 1, "adapter_config.json") == mount.read("actor", 2, "adapter_config.json")
+    assert wsync.open(mount.file("actor", 2), framework="numpy")["base_model.model.q.lora_A.weight"].dtype == numpy.float32
+    with publisher(agent, wsync.peft(model, "second", base_name="/wsync/base/1"), dtype="bfloat16", new_run=True) as pub:
+        assert published(pub, 1) == saved(100)
+        mount.wait_version("actor", 1)
+        world.wait_for(lambda: "/wsync/base/1" in mount.text("actor", 1, "adapter_config.json"), "the new run's version")
+
+
+def test_peft_astraflow():
+    """AstraFlow's receivers are told the lora_config of an adapter that a trainer published, and take it whole, at each step"""
+    receivers = pytest.importorskip("astraflow_receiver", reason="pyzmq is not installed")
+    listener = f"127.0.0.1:{world.free_port()}"
+    agent = world.Agent("--astraflow", f"actor={listener}")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
+    model = peft_model()
+    receiver = receivers.Receiver(f"http://{listener}", world.free_port())
+    world.at_end(receiver.close)
+    with publisher(agent, wsync.peft(model)) as pub:
+        for version in (1, 2):
+            assert published(pub, version) == saved(version - 1)
+            info = receivers.call(f"http://{listener}/get_buffer_info")[1]
+            assert info["lora_config"] == {**config, "target_modules": ["q", "v"]}, info
+            if version == 1:
+                receiver.register()
+            assert receiver.notified(version)[0] == "full"
+            got = {name: numpy.frombuffer(data, "<f4").reshape(shape).tolist() for name, (_, shape, data) in receiver.tensors().items()}
+            assert got == saved(version - 1)
+            for half in "AB":
+                model._modules["base_model"]._modules["model"]._modules["q"]._modules["lora_" + half]._modules["default"]._parameters["weight"].array += 1
+    for version, more, why in ((1, {"target_modules": r".*\.q"}, "target_modules is a pattern"), (2, {"use_rslora": True}, "use_rslora")):
+        with publisher(agent, wsync.peft(peft_model(config=LoraConfig(**more))), new_run=True) as pub:
+            assert published(pub, version) == saved()
+        status, info = receivers.call(f"http://{listener}/get_buffer_info")
+        assert status == 503 and why in info["error"], (status, info)
+
+
+def test_peft_sharded(agent):
+    """ZeRO-3's partitions and FSDP1's flat parameters of an adapter; the base is not even looked at"""
+
+    class DeepSpeedEngine:
+        def __init__(self, module):
+            self.module = module
+
+    class Untouchable(Tensor):
+        def data_ptr(self):
+            raise AssertionError("the base was read")
+
+    def partition(array):
+        p = Tensor(numpy.zeros(0, numpy.float32))
+        p.ds_id, p.ds_shape, p.ds_zero_partition_rank, p.ds_zero_partition_world_size = 0, array.shape, 0, 1
+        p.ds_tensor = Tensor(array.reshape(-1))
+        p.ds_tensor.ds_numel = array.size
+        return p
+
+    model = peft_model(to_parameter=partition)
+    model._modules["base_model"]._modules["model"]._modules["norm"]._parameters["weight"] = Untouchable(numbers(3, 0))
+    with publisher(agent, wsync.peft(DeepSpeedEngine(model))) as pub:
+        assert published(pub, 1) == saved()
+    tensors = {"q.base_layer.weight": numbers(12, 5).reshape(4, 3), "q.lora_A.default.weight": numbers(6, 0).reshape(2, 3),
+               "q.lora_B.default.weight": numbers(8, 50).reshape(4, 2)}
+    flat = flat_of(tensors)
+    sharded = FullyShardedDataParallel(flat, Module({"_flat_param": flat}))
+    sharded.peft_config = {"default": LoraConfig()}
+    with publisher(agent, wsync.peft(sharded), new_run=True) as pub:
+        assert published(pub, 1) == saved()
+
+
+def test_peft_refuses(agent):
+    """no adapter, one that is not there, and what no engine loads of one"""
+    with pytest.raises(TypeError, match="Module has no peft_config"):
+        wsync.peft(Module({}))
+    with pytest.raises(ValueError, match="no adapter 'third': the model has default, second"):
+        wsync.peft(peft_model(("second", "default")), "third")
+    with pytest.raises(ValueError, match="master=True is of a DeepSpeed engine"):
+        wsync.peft(peft_model(), master=True)
+    with pytest.raises(ValueError, match="an adapter has no base="):
+        publisher(agent, wsync.peft(peft_model()), base="/nowhere")
+    for more, words in (({"use_dora": True}, "DoRA"), ({"modules_to_save": ["lm_head"]}, "modules_to_save"), ({"bias": "all"}, "bias"), ({"r": 0}, "r of")):
+        with pytest.raises(wsync.Error, match=words):
+            publisher(agent, wsync.peft(peft_model(config=LoraConfig(**more))))
+    model = peft_model()
+    model._modules["base_model"]._modules["model"]._modules["q"]._modules["lora_magnitude_vector"] = Module({}, {"default": Module({"weight": Tensor(numbers(4, 0))})})
+    with publisher(agent, wsync.peft(model)) as pub, pytest.raises(wsync.Error, match="lora_magnitude_vector.*publish the merged model"):
+        pub.offload(1)
+
+
 # --- Megatron ---
 
 
@@ -357,9 +497,182 @@ def test_megatron_refuses():
             self.module = module
 
     weight = Tensor(numbers(2, 0))
-    with pytest.raises(NotImplementedError, match="FullyShardedDataParallel"):
-        wsync.megatron(FullyShardedDataParallel(chunk(weight)))
+    for name in ("FullyShardedDataParallel", "TorchFullyShardedDataParallel", "MegatronFSDP"):
+        with pytest.raises(NotImplementedError, match=f"a {name}, whose layout.*use DistributedDataParallel"):
+            wsync.megatron(type(name, (FullyShardedDataParallel,), {})(chunk(weight)))
+    with pytest.raises(NotImplementedError, match="router.weight is a GroupedTensor.*moe_single_grouped_weight"):
+        wsync.megatron(chunk(type("GroupedTensor", (Tensor,), {})(numbers(2, 0)))).held()
     with pytest.raises(NotImplementedError, match="mxfp8"):
         wsync.megatron(DistributedDataParallel(chunk(weight), [], reuse_grad_buf_for_mxfp8_param_ag=True))
     held = wsync.megatron(chunk(weight, {"expert_bias": Tensor(numbers(2, 5))})).held()
     assert [(m[0], m[-1]) for m in held.meta] == [("decoder.layers.0.router.weight", 3), ("decoder.layers.0.router.expert_bias", 3)]
+
+
+class Ranges:
+    """A distributed optimizer of Megatron's: which range of each parameter this rank updates."""
+
+    def __init__(self, ranges, others=()):
+        self.model_param_gbuf_map = ranges
+        self.buffers = [types.SimpleNamespace(param_index_map=dict.fromkeys([*ranges, *others]))]
+
+    def _get_model_param_range_map(self, p):
+        start, end = self.model_param_gbuf_map[p]
+        return {"param": types.SimpleNamespace(start=start, end=end)}
+
+
+def ranged_chunk(start, **attributes):
+    """A layer's projection [3, 4], and a frozen norm; and the projection."""
+    projection, norm = Tensor(numbers(12, start).reshape(3, 4)), Tensor(numbers(3, 70))
+    for name, value in attributes.items():
+        setattr(projection, name, value)
+    norm.requires_grad = False
+    fc2 = Module({"weight": projection})
+    model = lora_chunk({"linear_fc2": fc2})
+    model.decoder._modules["final_layernorm"] = Module({"weight": norm})
+    return model, projection
+
+
+def offloaded(agent, sources, version, **options):
+    """Every rank's error, or None, and what was published."""
+    with world.scope():
+        pubs = [world.entered(wsync.Publisher("actor", s, agent=f"unix:{agent.sock}", start_agent=False, rank=rank, world_size=len(sources), **options))
+                for rank, s in enumerate(sources)]
+        with futures.ThreadPoolExecutor() as pool:
+            errors = [f.exception(60) for f in [pool.submit(p.offload, version) for p in pubs]]
+        if any(errors):
+            return errors, {}
+        weights = pubs[0].weights(version, "numpy")
+        return errors, {name: weights[name].tolist() for name in weights}
+
+
+def test_optimizer_ranges(agent, one_group, qwen3):
+    """given the distributed optimizer, each rank writes what its shard has updated; nothing is gathered, and a hole is refused by name"""
+    (a, mine), (b, other) = ranged_chunk(0), ranged_chunk(100)
+    late = DistributedDataParallel(a, [])
+    sources = lambda end, **more: [wsync.megatron(late, Ranges({mine: (0, 5)}), **more), wsync.megatron([b], types.SimpleNamespace(chained_optimizers=[
+        types.SimpleNamespace(is_stub_optimizer=True), Ranges({other: (5, end)})]), **more)]
+    errors, got = offloaded(agent, sources(12), 1, hf_config=qwen3)
+    assert errors == [None, None]
+    name = "model.layers.0.mlp.down_proj.weight"
+    whole = numpy.concatenate([mine.array.reshape(-1)[:5], other.array.reshape(-1)[5:]]).reshape(3, 4)
+    assert got == {name: whole.tolist(), "model.norm.weight": numbers(3, 70).tolist()}
+    errors, _ = offloaded(agent, sources(11), 2, hf_config=qwen3)
+    assert any(f"{name} is not whole: of its 12 elements the ranks hold 11" in str(e) for e in errors), errors
+    with pytest.raises(NotImplementedError, match="linear_fc2.weight has no main_param.*master=True out"):
+        sources(12, master=True)[0].held()
+    for p, (start, end) in ((mine, (0, 5)), (other, (5, 12))):
+        p.main_param, p._scale_inv = Tensor(numbers(end - start, 1000 + start).astype("float32")), 1
+    errors, got = offloaded(agent, sources(12, master=True), 3, hf_config=qwen3)
+    assert errors == [None, None] and got[name] == numbers(12, 1000).reshape(3, 4).tolist()
+    with pytest.raises(NotImplementedError, match="linear_fc2.weight is a Tensor, kept in FP8.*master=True"):
+        sources(12)[0].held()
+    with pytest.raises(NotImplementedError, match="linear_fc2.weight is a Tensor, kept in FP8.*master=True"):
+        wsync.megatron(b).held()
+    with pytest.raises(ValueError, match="has 7 elements, and its range 6"):
+        sources(11, master=True)[1].held()
+    with pytest.raises(TypeError, match="Plain, which has no ranges.*use_distributed_optimizer"):
+        wsync.megatron(b, type("Plain", (), {})())
+    assert [m[0] for m in wsync.megatron(b, Ranges({}, [other])).held().meta] == ["decoder.final_layernorm.weight"]  # another rank has the range
+    with pytest.raises(ValueError, match="linear_fc2.weight is trained, and the optimizer does not have it"):
+        wsync.megatron(b, Ranges({mine: (0, 5)})).held()
+    with pytest.raises(ValueError, match="master=True takes the masters"):
+        wsync.megatron(b, master=True)
+    reused = DistributedDataParallel(ranged_chunk(0)[0], [], reuse_grad_buf_for_mxfp8_param_ag=True)
+    with pytest.raises(NotImplementedError, match="mxfp8.*master=True"):
+        wsync.megatron(reused, Ranges({}))
+    wsync.megatron(reused, Ranges({}), master=True)
+
+
+def test_mtp_layers():
+    """a tensor of multi-token prediction has its layer's own number, not that of the layer within; of a later stage's embedding no range is held"""
+    model = chunk(Tensor(numbers(2, 0)))
+    inner = Module({}, {"router": Module({"weight": Tensor(numbers(2, 2))})})
+    inner.layer_number = 4
+    layer = Module({"eh_proj": Tensor(numbers(2, 4))}, {"transformer_layer": inner})
+    layer.layer_number = 1
+    block = Module({}, {"layers": Module({}, {"0": layer})})
+    block.layers = [layer]
+    embedding = Tensor(numbers(4, 6))
+    model._modules["embedding"] = Module({}, {"word_embeddings": Module({"weight": embedding})})
+    model._modules["mtp"], model.mtp, model.pre_process = block, block, False
+    found = lambda source: sorted((m[0], m[-1]) for m in source.held().meta)
+    layers = [("decoder.layers.0.router.weight", 3), ("mtp.layers.0.eh_proj", 1), ("mtp.layers.0.transformer_layer.router.weight", 1)]
+    assert found(wsync.megatron(model)) == sorted([*layers, ("embedding.word_embeddings.weight", 0)])
+    ranges = Ranges({p: (0, 2) for _, p in model.named_parameters()})
+    assert found(wsync.megatron(model, ranges)) == layers
+    model.pre_process = True
+    assert ("embedding.word_embeddings.weight", 0) in found(wsync.megatron(model, ranges))
+
+
+def test_contradicting_ranks(agent, one_group, qwen3):
+    """a layer that two stages hold and cut differently is refused by name, with both ranks"""
+    (a, _), (b, other) = ranged_chunk(0), ranged_chunk(100)
+    errors, _ = offloaded(agent, [wsync.megatron(a), wsync.megatron(b, Ranges({other: (5, 12)}))], 1, hf_config=qwen3)
+    assert all("model.layers.0.mlp.down_proj.weight" in str(e) and "rank 0" in str(e) and "rank 1" in str(e) for e in errors), errors
+
+
+def lora_of(outputs, inputs, start, **attributes):
+    """Megatron-Bridge's layer with an adapter of rank 2."""
+    adapter = Module({}, {"linear_in": Module({"weight": Tensor(numbers(2 * inputs, start).reshape(2, inputs))}),
+                          "linear_out": Module({"weight": Tensor(numbers(2 * outputs, start + 50).reshape(outputs, 2))})})
+    adapter.linear_in, adapter.linear_out = adapter._modules.values()
+    adapter.dim, adapter.alpha, adapter.activation = 2, 8, type("Identity", (), {})()
+    for name, value in attributes.items():
+        setattr(adapter, name, value)
+    return Module({}, {"to_wrap": Module({"weight": Tensor(numbers(inputs * outputs, 500).reshape(outputs, inputs))}), "adapter": adapter})
+
+
+def lora_chunk(mlp):
+    layer = Module({}, {"mlp": Module({}, mlp)})
+    layer.layer_number = 1
+    decoder = Module({}, {"layers": Module({}, {"0": layer})})
+    decoder.layers = [layer]
+    model = Module({}, {"decoder": decoder})
+    model.decoder, model.config = decoder, types.SimpleNamespace(num_layers=1)
+    return model
+
+
+@pytest.fixture
+def one_group(monkeypatch):
+    """Megatron's parallel_state, of groups of one rank."""
+    state = types.ModuleType("megatron.core.parallel_state")
+    for group in ("tensor_model", "expert_model", "expert_tensor"):
+        setattr(state, f"get_{group}_parallel_rank", lambda: 0)
+        setattr(state, f"get_{group}_parallel_world_size", lambda: 1)
+    core = types.ModuleType("megatron.core")
+    core.parallel_state = state
+    for name, module in (("megatron", types.ModuleType("megatron")), ("megatron.core", core), ("megatron.core.parallel_state", state)):
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.fixture
+def qwen3(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "num_attention_heads": 2, "head_dim": 2, "hidden_size": 3, "vocab_size": 9,
+                                                      "intermediate_size": 4}))
+    return str(tmp_path)
+
+
+def test_megatron_adapter(agent, one_group, qwen3):
+    """the adapter of Megatron's layers alone, in PEFT's names, with a config made of what the layers have"""
+    world.need_fuse()
+    mount = world.Mount(agent.url)
+    model = lora_chunk({"linear_fc1": lora_of(8, 3, 0), "linear_fc2": lora_of(3, 4, 200)})
+    with publisher(agent, wsync.peft([model], base_name="org/base"), hf_config=qwen3) as pub:
+        got = published(pub, 1)
+    at, (fc1, fc2) = "base_model.model.model.layers.0.mlp.", (m._modules["adapter"] for m in model.decoder.layers[0]._modules["mlp"]._modules.values())
+    matrix = lambda adapter, half: getattr(adapter, half)._parameters["weight"].array
+    assert got == {at + "gate_proj.lora_A.weight": matrix(fc1, "linear_in").tolist(), at + "up_proj.lora_A.weight": matrix(fc1, "linear_in").tolist(),
+                   at + "gate_proj.lora_B.weight": matrix(fc1, "linear_out")[:4].tolist(), at + "up_proj.lora_B.weight": matrix(fc1, "linear_out")[4:].tolist(),
+                   at + "down_proj.lora_A.weight": matrix(fc2, "linear_in").tolist(), at + "down_proj.lora_B.weight": matrix(fc2, "linear_out").tolist()}
+    mount.wait_version("actor", 1)
+    assert sorted(set(os.listdir(mount.file("actor", 1))) - {"tensors", ".wsync"}) == ["adapter_config.json", "adapter_model.safetensors"]
+    config = json.loads(mount.read("actor", 1, "adapter_config.json"))
+    assert (config["r"], config["lora_alpha"], config["target_modules"]) == (2, 8, ["down_proj", "gate_proj", "up_proj"]), config
+    assert config["base_model_name_or_path"] == "org/base"
+    for mlp, kind, words in (({}, TypeError, "no adapter"), ({"linear_fc2": lora_of(3, 4, 0, activation=1)}, NotImplementedError, "activation"),
+                             ({"router": lora_of(3, 4, 0)}, NotImplementedError, "router.adapter is an adapter of a layer that is not known"),
+                             ({"linear_fc1": lora_of(8, 3, 0), "linear_fc2": lora_of(3, 4, 0, dim=4)}, NotImplementedError, "differ in rank")):
+        with pytest.raises(kind, match=words):
+            wsync.peft(lora_chunk(mlp))
+    with pytest.raises(ValueError, match="leave out adapter="):
+        wsync.peft([model], "second")

@@ -9,7 +9,7 @@ import pytest
 import world
 import wsync
 from wsync.read._layout import MAX_NAMED, Difference, LayoutError
-from wsync.vllm import Extension, _loader, register
+from wsync.vllm import Extension, _int8, _loader, register
 from wsync.vllm._path import version_path
 from wsync.vllm._ranks import Ranks
 
@@ -234,6 +234,101 @@ def test_draft(begun):
     assert worker.wsync_serving()["draft"] == "unchanged"
     worker.model_runner.get_draft_model = lambda: None
     assert "draft" not in worker.wsync_serving()
+
+
+class Named(Model):
+    """A model whose parameters have names."""
+
+    def __init__(self, **parameters):
+        super().__init__()
+        self.named = {name.replace("__", "."): p for name, p in parameters.items()}
+
+    def parameters(self):
+        return iter(self.named.values())
+
+    def named_parameters(self, remove_duplicate=True):
+        return iter(self.named.items())
+
+
+def test_draft_model(begun):
+    """a draft model is loaded by itself: what it shares with the target is neither needed nor written, and the target stays as it was"""
+    embedding, own = (types.SimpleNamespace(numel=lambda: 1, device=None) for _ in range(2))
+    target_path, draft_path, other = (world.checkpoint({"embed_tokens.weight": ("U8", [2]), "fc.weight": ("U8", [n])}, seed=n) for n in (3, 4, 4))
+    target, draft = Named(model__embed_tokens__weight=embedding), Named(model__embed_tokens__weight=embedding, model__fc__weight=own)
+    config = Config(target_path)
+    of_target = Loader(target, config)
+    of_draft = Loader(draft, config, draft=_loader.Draft(types.SimpleNamespace(model=draft_path, model_weights="", revision=None, quantization=None), target))
+    draft.named_modules = lambda: iter(())
+    assert of_draft._needed() == {"model.fc.weight"}
+    with wsync.open(other, "numpy") as weights:
+        assert [name for name, _ in of_draft._pairs(weights)] == ["fc.weight"]
+        assert [name for name, _ in of_target._pairs(weights)] == ["embed_tokens.weight", "fc.weight"]
+    with pytest.raises(_loader.Refused, match="differs fc.weight"):  # the target's files
+        of_draft.load(target_path)
+    assert of_draft.load(other)["path"] == other and draft.loads == [other] and target.loads == []
+    assert of_target.serving()["path"] == config.model_config.model == target_path
+    assert of_target.load(target_path) and of_draft.serving()["path"] == other and draft.loads == [other]
+
+
+def test_draft_session(begun, monkeypatch):
+    """the back end loads the model that vLLM has set for the session, with that model's configuration"""
+
+    class Engine:
+        def __init__(self, config, vllm_config, device, model):
+            self.model, self.model_config = model, vllm_config.model_config
+
+        def __class_getitem__(cls, _):
+            return cls
+
+    base = types.ModuleType("vllm.distributed.weight_transfer.base")
+    base.WeightTransferEngine, base.WeightTransferInitInfo, base.WeightTransferUpdateInfo = Engine, object, object
+    for name in ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, base.__name__, base)
+    monkeypatch.delitem(sys.modules, "wsync.vllm._backend", raising=False)
+    from wsync.vllm import _backend
+
+    monkeypatch.delitem(sys.modules, "wsync.vllm._backend")
+    monkeypatch.setattr(_loader, "Loader", Loader)
+    start, other = world.checkpoint(TENSORS), world.checkpoint({"fc.weight": ("U8", [4])})
+    target, draft = Named(), Named()
+    backend = _backend.Backend(None, Config(start), None, target)
+    assert backend.supports_draft_weight_update
+    own = backend._loader
+    backend.model, backend.model_config = draft, types.SimpleNamespace(model=other, model_weights="", revision=None, quantization=None)
+    assert backend._loader is not own and backend._loader.serving()["path"] == other
+    backend.receive_weights(_backend.UpdateInfo(weights_path=other, strategy="disk"))
+    assert draft.loads == [other] and target.loads == []
+    backend.model, backend.model_config = target, None
+    assert backend._loader is own
+
+
+def test_int8_scales_are_kept(monkeypatch):
+    """a kernel keeps the scales that it was made from, once, and on a CPU only"""
+    names = "vllm.model_executor.kernels.linear.scaled_mm.cpu".split(".")
+    for i in range(1, len(names) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(names[:i]), types.ModuleType(names[i - 1]))
+
+    class Kernel:
+        layer_param_names = ("weight", "weight_scale")
+
+        def process_weights_for_onednn(self, layer):
+            self.handler = "made"
+            layer.weight = None
+
+    sys.modules[".".join(names)].CPUInt8ScaledMMLinearKernel = Kernel
+    make = Kernel.process_weights_for_onednn
+    _int8.keep_scales(types.SimpleNamespace(device_config=types.SimpleNamespace(device_type="cuda")))
+    assert Kernel.process_weights_for_onednn is make
+    for _ in range(2):
+        _int8.keep_scales(types.SimpleNamespace(device_config=types.SimpleNamespace(device_type="cpu")))
+    assert Kernel.process_weights_for_onednn.__wrapped__ is make
+    kernel, layer, scale = Kernel(), types.SimpleNamespace(weight=1), object()
+    layer.weight_scale = scale
+    kernel.process_weights_for_onednn(layer)
+    assert kernel.handler == "made" and kernel.wsync_kept == [None, scale]
+    del sys.modules[".".join(names)].CPUInt8ScaledMMLinearKernel
+    _int8.keep_scales(types.SimpleNamespace(device_config=types.SimpleNamespace(device_type="cpu")))  # another release: only logged
 
 
 def test_undone_when_the_mount_dies(loader, monkeypatch):

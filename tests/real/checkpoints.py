@@ -1,7 +1,7 @@
-"""Tiny checkpoints of a real architecture, with a tokenizer: checkpoints.py FOLDER
+"""Tiny checkpoints of a real architecture, with a tokenizer: checkpoints.py FOLDER [experts]
 
 1, 2 and 3 differ in their weights only. The others are version 2 with a defect: `missing` lacks a tensor, `extra` has one too many, in
-`shape` a tensor has another shape, in `head` the last one has, in `dtype` one has another element type, in `truncated` the file is cut."""
+`shape` a tensor has another shape, in `head` the last one has, in `dtype` one has another element type, in `truncated` the file is cut. experts: 1 and 2 of a model with EXPERTS of them a layer, and no others."""
 import os
 import shutil
 import string
@@ -10,7 +10,7 @@ import sys
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 VOCABULARY = 1000
@@ -21,6 +21,9 @@ FILE = "model.safetensors"
 CONFIG = dict(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
               num_key_value_heads=1, head_dim=32, max_position_embeddings=512, tie_word_embeddings=False,
               bos_token_id=1, eos_token_id=2, pad_token_id=0)
+EXPERTS = 8
+# Two key-value heads, since two ranks share them.
+OF_EXPERTS = CONFIG | dict(num_key_value_heads=2, num_experts=EXPERTS, num_experts_per_tok=2, moe_intermediate_size=64, norm_topk_prob=True)
 
 
 def tokenizer():
@@ -40,12 +43,12 @@ def tokenizer():
     return fast
 
 
-def make(folder):
+def make(folder, versions=VERSIONS, kind=Qwen3ForCausalLM, config=Qwen3Config(**CONFIG)):
     disable_progress_bar()
     words = tokenizer()
-    for version in VERSIONS:
+    for version in versions:
         torch.manual_seed(version)
-        model = Qwen3ForCausalLM(Qwen3Config(**CONFIG))
+        model = kind(config)
         with torch.no_grad():
             for p in model.parameters():
                 if p.dim() > 1:
@@ -76,5 +79,8 @@ def damage(folder, good):
 
 
 if __name__ == "__main__":
-    make(sys.argv[1])
-    damage(sys.argv[1], os.path.join(sys.argv[1], "2"))
+    if "experts" in sys.argv[2:]:
+        make(sys.argv[1], (1, 2), Qwen3MoeForCausalLM, Qwen3MoeConfig(**OF_EXPERTS))
+    else:
+        make(sys.argv[1])
+        damage(sys.argv[1], os.path.join(sys.argv[1], "2"))

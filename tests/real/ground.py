@@ -54,7 +54,8 @@ class Ground:
                 if f.endswith(".safetensors"):
                     want.update(tensors_of(os.path.join(folder, f)))
             self.mount.wait_version(case, version)
-            got = tensors_of(self.mount.file(case, version, "model.safetensors"))
+            name = next(n for n in ("model.safetensors", "adapter_model.safetensors") if os.path.exists(self.mount.file(case, version, n)))
+            got = tensors_of(self.mount.file(case, version, name))
             assert set(got) == set(want), (case, version, sorted(set(got) ^ set(want))[:6])
             for name, (dtype, shape, data) in want.items():
                 assert got[name][:2] == (dtype, shape), (case, version, name, got[name][:2], dtype, shape)

@@ -88,12 +88,14 @@ class World(Ground):
     def __init__(self, kind):
         super().__init__(kind)
         self.kind = kind
-        # The reference servers are on ordinary folders and keep running.
-        self.ordinary = {v: kind(self.folder(v), *kind.uncached).wait() for v in (1, 2)}
+        # The reference servers are on ordinary folders and keep running. Most of a start is one thread's work: all three start at once.
+        self.ordinary = {v: kind(self.folder(v), *kind.uncached) for v in (1, 2)}
+        self.server = kind(self.path(1), *kind.uncached)
+        for server in (*self.ordinary.values(), self.server):
+            server.wait()
         self.answers = {v: s.answers() for v, s in self.ordinary.items()}
         self.score = {v: s.score(PROMPTS[2]) for v, s in self.ordinary.items()}
         assert distance(self.answers[1], self.answers[2]) > 10 * CLOSE
-        self.server = kind(self.path(1), *kind.uncached).wait()
 
     def need_kind(self):
         # No server listens at that port: a known kind fails later.

@@ -71,15 +71,12 @@ class Shared(Ground):
         self.near = Mount(f"unix:{self.agent.sock}")
         self.target = with_wsync.target = installed()
         with_wsync.more = DRIVER
-        self.answers = {2: self.fresh(kind, 2)}
-        self.server = with_wsync(self.path(1), *kind.uncached, *options).wait()
-        self.answers[1] = self.server.answers()
+        self.server = with_wsync(self.path(1), *kind.uncached, *options)
+        with scope():  # both start at once
+            self.answers = {2: kind(self.folder(2), *kind.uncached).wait().answers()}
+        self.answers[1] = self.server.wait().answers()
         assert distance(self.answers[1], self.answers[2]) > 10 * CLOSE
         self.next = 10
-
-    def fresh(self, kind, version):
-        with scope():
-            return kind(self.folder(version), *kind.uncached).wait().answers()
 
     def check(self, version):
         assert self.server.answers() == self.answers[version], f"other answers than a fresh server on {version}"

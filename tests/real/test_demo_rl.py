@@ -1,4 +1,4 @@
-# timeout: 900
+# timeout: 1500, takes: 200
 """`make demo-rl` with few steps: its claims hold; interrupted or killed, it leaves nothing behind."""
 import contextlib
 import importlib.util
@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import types
+
+import pytest
 
 from servers import need_real
 from world import TESTDIR, at_end, wait_for
@@ -92,7 +94,7 @@ def test_verdict():
     spec = importlib.util.spec_from_file_location("demo_rl", DEMO)
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
-    a = types.SimpleNamespace(steps=4)
+    a = types.SimpleNamespace(steps=4, rollout="bf16")
 
     def verdict(change=lambda lines: None):
         lines = [{"version": v, "reward": 0.2 + 0.1 * v, "tokens": 1024, "difference": 0.04, "logit": 5.0} for v in range(1, 6)]
@@ -118,6 +120,26 @@ def test_claims():
     rows = [line.strip() for line in demo.said.splitlines() if line.strip().startswith(("yes ", "NO ")) or " instead of " in line or "HELD" in line]
     print(*("# " + line for line in rows), sep="\n", flush=True)
     assert demo.said.count("    yes  ") == 4 and "HELD BACK" in demo.said, demo.said
+
+
+def test_fp8():
+    "an engine that samples with the agent's FP8 view: switched at each step, it has the view's weights, and the reward rises"
+    need_real("vllm")
+    demo = Demo("--rollout", "fp8")
+    demo.ends(0, RUN_SECONDS)
+    assert demo.said.count("    yes  ") == 4 and "actor@fp8-channel-ct/1" in demo.said, demo.said
+    print(*("# " + line.strip() for line in demo.said.splitlines() if line.strip().startswith(("yes ", "(the policy"))), sep="\n", flush=True)
+
+
+def test_megatron():
+    "Megatron-core's distributed optimizer, whose gathers come late, trains: each version is the one that its optimizer has just made"
+    need_real("vllm")
+    need_real("megatron")
+    if os.environ.get("CI"):
+        pytest.skip("it starts vLLM for one more run of the demo: minutes that the hour of CI does not have")
+    demo = Demo("--trainer", "megatron", "--steps", "4", "--learning-rate", "1e-2")
+    demo.ends(0, RUN_SECONDS)
+    assert demo.said.count("    yes  ") == 4 and "Two ranks of Megatron-core" in demo.said, demo.said
 
 
 def test_interrupted():
@@ -152,7 +174,8 @@ def test_killed():
 def test_bad_options():
     "invalid options are refused before anything is started"
     need_real("vllm")
-    for options in (("--steps", "2"), ("--hold", "0"), ("--steps", "5", "--hold", "6"), ("--learning-rate", "nan"), ("--engine", "x")):
+    for options in (("--steps", "2"), ("--hold", "0"), ("--steps", "5", "--hold", "6"), ("--learning-rate", "nan"), ("--engine", "x"), ("--trainer", "x"),
+                    ("--rollout", "fp8", "--engine", "sglang")):
         demo = Demo(*options)
         demo.ends(2)
         assert "error: " in demo.said, demo.said

@@ -1,4 +1,4 @@
-# timeout: 600
+# timeout: 600, takes: 50
 """One real vLLM and one real SGLang on one mount: a switch switches both, or neither."""
 import os
 

@@ -1,4 +1,4 @@
-# timeout: 1800
+# timeout: 1800, takes: 150
 """A real SGLang on a mount, switched by wsync. The reference engine imitates its reload in the other tests."""
 
 import pytest

@@ -1,4 +1,4 @@
-# timeout: 300
+# timeout: 300, takes: 100
 """The Python package with a real PyTorch and vLLM: the tests of tests/python again, none skipped for the lack of them."""
 import os
 import subprocess

@@ -1,6 +1,6 @@
-# timeout: 900
+# timeout: 900, takes: 250
 """Ranks of real trainers publish through one agent, and the mounted files equal the frameworks' own results: full_tensor(),
-save_pretrained(), GatheredParameters, the Hugging Face model that Megatron's was filled from."""
+save_pretrained(), GatheredParameters. Megatron's are in test_megatron.py."""
 
 from ground import compared, need
 
@@ -42,19 +42,11 @@ def test_deepspeed_4():
     compared(4, "deepspeed_ranks.py", "zero3-hpz")
 
 
-def test_megatron_1():
-    "Megatron on one rank: dense and experts"
-    need("megatron.core")
-    compared(1, "megatron_ranks.py", "tp1", "moe-tp1")
-
-
-def test_megatron_2():
-    "Megatron over 2 ranks: tensor, pipeline, virtual pipeline and expert parallel, tied, with biases, and gathers that come late"
-    need("megatron.core")
-    compared(2, "megatron_ranks.py", "late", "tp2", "tp2-bias", "pp2-tied", "vpp2", "moe-tp2", "moe-ep2")
-
-
-def test_megatron_4():
-    "Megatron over 4 ranks: fewer key and value heads than ranks, tensor with pipeline and expert parallel"
-    need("megatron.core")
-    compared(4, "megatron_ranks.py", "tp4", "tp4-bias", "tp2-pp2", "tp2-pp2-tied", "moe-tp2-ep2", "moe-pp2-ep2")
+def test_peft():
+    "PEFT's adapters alone: over 2 ranks of FSDP2, FSDP1, DDP, ZeRO 2 and 3, parameters and masters; over 3 of FSDP2 and ZeRO 3, with padding"
+    need("peft")
+    need("deepspeed")
+    compared(2, "fsdp_ranks.py", "peft", "peft_fsdp1", "peft_replicated")
+    compared(2, "deepspeed_ranks.py", "zero2-peft", "zero3-peft", "zero3-peft-master")
+    compared(3, "fsdp_ranks.py", "peft")
+    compared(3, "deepspeed_ranks.py", "zero3-peft")

@@ -1,8 +1,9 @@
-/* A trainer that computes nothing: it has a model in Qwen3's shapes and publishes it on command.
- *   trainer AGENT MODEL 0.6b|1.7b|tiny|SCALE [RANK WORLD_SIZE]
- * With a rank it is one of several, all with the same numbers: each has a flat range of the embedding, rows of q,
- * k, v, gate and up, columns of o and down, and all of the norms. It answers a failure with "failed ERRNO
- * SENTENCE" and goes on. SIDECARS and BASE in the environment are wsync_config's.
+/* A trainer that computes nothing: it has a model in Qwen3's shapes, or an adapter, and publishes it on command.
+ *   trainer AGENT MODEL 0.6b|1.7b|tiny|SCALE|adapter [RANK WORLD_SIZE]
+ * adapter: LoRA of rank 8 of q_proj and v_proj of the tiny model, with the file $ADAPTER_CONFIG. With a rank it is one
+ * of several, all with the same numbers: each has a flat range of the embedding and of each lora_A, rows of q, k, v,
+ * gate, up and lora_B, columns of o and down, and all of the norms. It answers a failure with "failed ERRNO SENTENCE"
+ * and goes on. SIDECARS, BASE and RUN in the environment are wsync_config's; UNEVEN: other ranges.
  * Reads commands, a line each, and answers each with a line:
  *   step SHARE        a SHARE of the elements, spread evenly, moves by one unit in the last place: "stepped N"
  *   mix SHARE         the same with steps like Adam's: two thirds by one unit, then fewer and fewer: "stepped N"
@@ -21,16 +22,18 @@
 #include <time.h>
 
 #define LAYERS     28
+#define LORA_RANK  8
 #define MAX_PARAMS (LAYERS * 8 + 1)
 
 struct model {
-    uint64_t hidden, heads, intermediate, vocabulary; /* heads: columns of q and o */
+    uint64_t hidden, heads, intermediate,
+        vocabulary; /* heads: columns of q and o; vocabulary 0: an adapter */
 };
 
 static struct {
     wsync_publisher *publisher;
     wsync_param params[MAX_PARAMS];
-    char names[MAX_PARAMS][64];
+    char names[MAX_PARAMS][96];
     size_t n;
     uint64_t elements;
     uint16_t *data;
@@ -65,10 +68,28 @@ static void add(uint64_t rows, uint64_t columns, const char *format, int layer)
     trainer.elements += rows * columns;
 }
 
+#define ATTENTION "base_model.model.model.layers.%d.self_attn."
+
+static void lay_out_adapter(const struct model *m)
+{
+    for (int l = 0; l < LAYERS; l++) {
+        add(LORA_RANK, m->hidden, ATTENTION "q_proj.lora_A.weight", l);
+        add(m->heads, LORA_RANK, ATTENTION "q_proj.lora_B.weight", l);
+        add(LORA_RANK, m->hidden, ATTENTION "v_proj.lora_A.weight", l);
+        add(1024, LORA_RANK, ATTENTION "v_proj.lora_B.weight", l);
+    }
+    for (size_t i = 0; i < trainer.n; i++)
+        trainer.params[i].file = "adapter_model.safetensors";
+}
+
 static void lay_out(const struct model *m)
 {
     trainer.n = 0;
     trainer.elements = 0;
+    if (m->vocabulary == 0) {
+        lay_out_adapter(m);
+        return;
+    }
     add(m->vocabulary, m->hidden, "model.embed_tokens.weight", 0);
     for (int l = 0; l < LAYERS; l++) {
         add(m->heads, m->hidden, "model.layers.%d.self_attn.q_proj.weight", l);
@@ -91,10 +112,12 @@ static bool read_model(const char *name, struct model *m)
         *m = (struct model){2048, 2048, 6144, 151936};
     else if (strcmp(name, "tiny") == 0)
         *m = (struct model){64, 130, 190, 30001};
+    else if (strcmp(name, "adapter") == 0)
+        *m = (struct model){64, 130, 0, 0};
     else /* of the small model */
         *m = (struct model){1024, 2048, 3072, (uint64_t)(151936 * scale)};
     return strcmp(name, "0.6b") == 0 || strcmp(name, "1.7b") == 0 || strcmp(name, "tiny") == 0 ||
-           (scale > 0 && scale < 1);
+           strcmp(name, "adapter") == 0 || (scale > 0 && scale < 1);
 }
 
 static bool has(const char *name, const char *part)
@@ -107,9 +130,10 @@ static void take_piece(wsync_param *p)
 {
     const uint64_t r = trainer.rank, w = trainer.world, rows = p->shape[0], columns = p->shape[1];
     const uint16_t *data = p->data;
-    if (has(p->name, "embed")) {
-        const uint64_t n = rows * columns, first = n * r / w;
-        p->piece = (wsync_piece){.kind = WSYNC_RANGE, .start = first, .count = n * (r + 1) / w - first};
+    if (has(p->name, "embed") || has(p->name, "lora_A")) {
+        const uint64_t n = rows * columns, more = getenv("UNEVEN") ? columns : 0;
+        const uint64_t first = n * r / w + (r > 0 ? more : 0), end = n * (r + 1) / w + (r + 1 < w ? more : 0);
+        p->piece = (wsync_piece){.kind = WSYNC_RANGE, .start = first, .count = end - first};
         p->data = data + first;
     } else if (has(p->name, "o_proj") || has(p->name, "down")) {
         const uint64_t first = columns * r / w;
@@ -150,6 +174,19 @@ static void fill(void)
         uint64_t r = any();
         trainer.data[i] = (uint16_t)((r & 0x807f) | (100 + (r >> 20) % 20) << 7);
     }
+}
+
+/* The file of an adapter's config, for wsync_config.files; empty where there is none. */
+static wsync_sidecar adapter_config(void)
+{
+    static char text[4096];
+    wsync_sidecar out = {.name = "adapter_config.json", .data = text};
+    FILE *f = getenv("ADAPTER_CONFIG") ? fopen(getenv("ADAPTER_CONFIG"), "r") : NULL;
+    if (f) {
+        out.bytes = fread(text, 1, sizeof(text), f);
+        fclose(f);
+    }
+    return out;
 }
 
 static int failed(int rc)
@@ -207,7 +244,7 @@ int main(int argc, char **argv)
     trainer.world = argc == 6 ? (unsigned)strtoul(argv[5], NULL, 10) : 1;
     trainer.rank = argc == 6 ? (unsigned)strtoul(argv[4], NULL, 10) : 0;
     if ((argc != 4 && argc != 6) || !read_model(argv[3], &m) || trainer.rank >= trainer.world) {
-        fprintf(stderr, "usage: trainer AGENT MODEL 0.6b|1.7b|tiny|SCALE [RANK WORLD_SIZE]\n");
+        fprintf(stderr, "usage: trainer AGENT MODEL 0.6b|1.7b|tiny|SCALE|adapter [RANK WORLD_SIZE]\n");
         return 2;
     }
     lay_out(&m);
@@ -220,6 +257,7 @@ int main(int argc, char **argv)
     fill();
     for (size_t i = 0; trainer.world > 1 && i < trainer.n; i++)
         take_piece(&trainer.params[i]);
+    const wsync_sidecar file = adapter_config();
     wsync_config config = {.struct_size = sizeof(config),
                            .agent = argv[1],
                            .model = argv[2],
@@ -227,8 +265,11 @@ int main(int argc, char **argv)
                            .world_size = trainer.world,
                            .sidecars = getenv("SIDECARS"),
                            .base = getenv("BASE"),
+                           .run = getenv("RUN"),
                            .timeout_ms = trainer.world > 1 ? 20000 : 0,
-                           .n_threads = 2};
+                           .n_threads = 2,
+                           .files = &file,
+                           .n_files = file.bytes > 0};
     if (wsync_publisher_open(&config, &trainer.publisher) < 0) {
         fprintf(stderr, "%s\n", wsync_error());
         return 1;

@@ -121,7 +121,7 @@ static struct ws_archive *open_archive(void)
 {
     struct ws_archive *a = NULL;
     struct ws_error err = {0};
-    if (ws_archive_open(&a, dir, &err) < 0)
+    if (ws_archive_open(&a, dir, NULL, &err) < 0)
         fail_msg("%s", err.text);
     return a;
 }
@@ -141,12 +141,25 @@ static void shell(const char *format, const char *what)
     assert_int_equal(system(command), 0);
 }
 
+static int read_listing(const char *root, struct ws_archive_listing *out, struct ws_error *err)
+{
+    char path[WS_ARCHIVE_PATH_BYTES], *text;
+    size_t n;
+    ws_archive_path(path, root, NULL, UINT64_MAX, "models");
+    int rc = ws_below_read(NULL, path, WS_MAX_REPLY_BYTES, &text, &n, err);
+    if (rc < 0)
+        return rc;
+    rc = ws_archive_listing_parse(text, n, path, out, err);
+    free(text);
+    return rc;
+}
+
 /* The listing as "1 2+ 3+"; a plus: a delta of another version. */
 static void assert_listed(const char *want)
 {
     struct ws_archive_listing l;
     char got[1024] = "";
-    assert_int_equal(ws_archive_listing_read(dir, NULL, &l, NULL), 0);
+    assert_int_equal(read_listing(dir, &l, NULL), 0);
     const struct ws_archive_model *m = ws_archive_listing_find_model(&l, "actor");
     for (size_t i = 0; m && i < m->entries.len; i++)
         snprintf(got + strlen(got), sizeof(got) - strlen(got), "%s%" PRIu64 "%s", i ? " " : "",
@@ -361,7 +374,7 @@ static void crash_leftovers_are_removed(void **state)
     struct ws_archive *a = open_archive();
     make_version(&v, NULL, 1, "r1", 0);
     assert_int_equal(add_whole(a, &v, NULL), 0);
-    assert_int_equal(ws_archive_open(&second, dir, &err), -EBUSY);
+    assert_int_equal(ws_archive_open(&second, dir, NULL, &err), -EBUSY);
     assert_non_null(strstr(err.text, dir));
     ws_archive_close(a);
     shell("cd %s/v1/actor && mkdir -p .new-2/files 3/files .gone-4 && touch .new-2/files/x 3/files/x "
@@ -380,8 +393,29 @@ static void crash_leftovers_are_removed(void **state)
     assert_false(is_there("actor/.new-2") || is_there("actor/3") || is_there("actor/.gone-4"));
     ws_archive_close(a);
     shell("cd %s/v1 && echo nonsense > models %s", "");
-    assert_int_equal(ws_archive_open(&a, dir, &err), -EBADMSG);
+    assert_int_equal(ws_archive_open(&a, dir, NULL, &err), -EBADMSG);
     assert_true(is_there("actor/1/files/a.bin"));
+    free_version(&v);
+}
+
+static void a_lost_listing_costs_no_version(void **state)
+{
+    struct version v;
+    struct ws_error err = {0};
+    (void)state;
+    struct ws_archive *a = open_archive();
+    make_version(&v, NULL, 1, "r1", 0);
+    assert_int_equal(add_whole(a, &v, NULL), 0);
+    ws_archive_close(a);
+    shell("rm %s/v1/models %s", "");
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(ws_archive_open(&a, dir, NULL, &err), -EBADMSG);
+        assert_non_null(strstr(err.text, "v1/events"));
+        assert_true(is_there("actor/1/files/a.bin") && !is_there("models"));
+    }
+    shell("cp %s/v1/events %s/v1/models", dir);
+    ws_archive_close(open_archive());
+    assert_listed("1");
     free_version(&v);
 }
 
@@ -570,7 +604,7 @@ static void hostile_listings_are_refused(void **state)
         assert_non_null(f);
         fputs(bad[i], f);
         fclose(f);
-        assert_int_equal(ws_archive_listing_read(dir, NULL, &l, &err), -EBADMSG);
+        assert_int_equal(read_listing(dir, &l, &err), -EBADMSG);
         assert_non_null(strstr(err.text, path));
     }
 }
@@ -582,6 +616,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(the_newest_anchors_are_kept, begin, end),
         cmocka_unit_test_setup_teardown(a_number_is_listed_once, begin, end),
         cmocka_unit_test_setup_teardown(crash_leftovers_are_removed, begin, end),
+        cmocka_unit_test_setup_teardown(a_lost_listing_costs_no_version, begin, end),
         cmocka_unit_test_setup_teardown(failed_writes_leave_nothing, begin, end),
         cmocka_unit_test_setup_teardown(a_delta_needs_its_exact_base, begin, end),
         cmocka_unit_test_setup_teardown(chains_end, begin, end),

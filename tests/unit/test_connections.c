@@ -98,7 +98,7 @@ static void test_one_address(void **state)
     assert_int_equal(c.ended[WS_HTTP_ENDS_ROOM], 1);
     for (unsigned i = 0; i < MOST / 2; i++) { /* those that are known take no stranger's place */
         known[i] = come(&c, "10.0.0.1");
-        ws_http_link_is_known(&c, known[i].link, true);
+        ws_http_link_is_known(&c, known[i].link, true, "");
         ws_http_link_is_served(&c, known[i].link);
         ws_http_link_is_idle(&c, known[i].link);
     }
@@ -114,6 +114,30 @@ static void test_one_address(void **state)
     ws_http_connections_destroy(&c);
 }
 
+/* Where all places are taken, an identity with more than half of them loses its oldest; one with half keeps them. */
+static void test_holders(void **state)
+{
+    struct ws_http_connections c;
+    struct client all[MOST];
+    (void)state;
+    ws_http_connections_init(&c, MOST, false);
+    for (unsigned i = 0; i < MOST; i++) {
+        all[i] = come(&c, "10.0.0.1");
+        ws_http_link_is_known(&c, all[i].link, true, i < MOST / 2 ? "one" : i == MOST / 2 ? "" : "other");
+    }
+    assert_false(ws_http_connections_have_room(&c, 0));
+    for (unsigned i = 0; i < MOST; i++)
+        assert_false(is_ended(&all[i]));
+    ws_http_link_is_known(&c, all[MOST / 2].link, true, "one");
+    assert_false(ws_http_connections_have_room(&c, 0));
+    assert_true(is_ended(&all[0]) && !is_ended(&all[1]) && !is_ended(&all[MOST - 1]));
+    assert_int_equal(c.ended[WS_HTTP_ENDS_ROOM], 1);
+    for (unsigned i = 0; i < MOST; i++)
+        go(&c, &all[i]);
+    assert_true(c.n == 0 && !ws_http_holders_largest(&c.holders));
+    ws_http_connections_destroy(&c);
+}
+
 /* One that is served is no stranger; between its requests it is, unless it has shown who it is. */
 static void test_strangers(void **state)
 {
@@ -124,18 +148,18 @@ static void test_strangers(void **state)
     k = come(&c, "::1");
     assert_int_equal(c.n_strangers, 1);
     ws_http_link_sends_head(&c, k.link);
-    ws_http_link_is_known(&c, k.link, false);
+    ws_http_link_is_known(&c, k.link, false, "");
     ws_http_link_sends_body(&c, k.link);
     assert_int_equal(c.n_strangers, 1);
     ws_http_link_is_served(&c, k.link);
     assert_int_equal(c.n_strangers, 0);
     ws_http_link_is_idle(&c, k.link);
     assert_int_equal(c.n_strangers, 1);
-    ws_http_link_is_known(&c, k.link, true);
+    ws_http_link_is_known(&c, k.link, true, "");
     ws_http_link_is_served(&c, k.link);
     ws_http_link_is_idle(&c, k.link);
     assert_int_equal(c.n_strangers, 0);
-    ws_http_link_is_known(&c, k.link, false); /* its token is gone */
+    ws_http_link_is_known(&c, k.link, false, ""); /* its token is gone */
     ws_http_link_is_served(&c, k.link);
     ws_http_link_is_idle(&c, k.link);
     assert_int_equal(c.n_strangers, 1);
@@ -150,6 +174,6 @@ static void test_strangers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_peers), cmocka_unit_test(test_one_address),
-                                       cmocka_unit_test(test_strangers)};
+                                       cmocka_unit_test(test_holders), cmocka_unit_test(test_strangers)};
     return cmocka_run_group_tests_name("connections", tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #include "transports/base/cpu_features.h"
 #include "transports/simd/convert.h"
 #include "transports/simd/convert_impl.h"
+#include <errno.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -274,16 +275,57 @@ static void test_choice(void **state)
     assert_chooses("WSYNC_CONVERT", "what-is-not-there", "portable");
 }
 
+/* 1 is added in the source's type, by doubles: every half, and every upper half of f32 with lower ones that matter. */
+static void test_plus_1(void **state)
+{
+    static const enum ws_dtype types[] = {WS_F32, WS_BF16, WS_F16};
+    static const uint32_t lower[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
+    (void)state;
+    for (unsigned from = 0; from < 3; from++) {
+        for (unsigned to = 0; to < 3; to++) {
+            enum ws_conversion c;
+            assert_int_equal(ws_conversion_find_plus_1(types[from], types[to], &c), 0);
+            assert_true(ws_conversion_is_plus_1(c));
+            assert_int_equal(ws_conversion_src_bytes(c), from ? 2 : 4);
+            for (uint32_t i = 0; i < 0x10000 * (from ? 1 : 6); i++) {
+                const uint32_t bits = from ? i : i / 6 << 16 | lower[i % 6];
+                const uint32_t wide = from == 0 ? bits : widened(from == 1 ? &bf16 : &f16, (uint16_t)bits);
+                const uint16_t half = (uint16_t)bits;
+                uint64_t overflows = 0;
+                uint32_t sum, right, got = 0;
+                float x;
+                memcpy(&x, &wide, sizeof(x));
+                if (isnan(x)) {
+                    sum = (wide & 0x80000000) | 0x7fc00000;
+                } else {
+                    x = (float)((double)x + 1.0);
+                    memcpy(&sum, &x, sizeof(sum));
+                }
+                if (from)
+                    sum = widened(from == 1 ? &bf16 : &f16,
+                                  narrowed(from == 1 ? &bf16 : &f16, sum, &overflows));
+                right = to == 0 ? sum : narrowed(to == 1 ? &bf16 : &f16, sum, &overflows);
+                assert_int_equal(ws_convert(c, &got, from ? (const void *)&half : (const void *)&bits, 1),
+                                 overflows);
+                if (got != right)
+                    fail_msg("%08x plus 1, from %u to %u, is %08x and should be %08x", bits, from, to, got,
+                             right);
+            }
+        }
+    }
+    enum ws_conversion none;
+    assert_int_equal(ws_conversion_find_plus_1(WS_F32, WS_I32, &none), -EINVAL);
+    assert_int_equal(ws_conversion_find(WS_F32, WS_F32, &none), 0);
+    assert_int_equal((int)none, WS_SAME_TYPE);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_narrow_all_upper_halves),
-        cmocka_unit_test(test_widen_all),
-        cmocka_unit_test(test_known),
-        cmocka_unit_test(test_every_alignment),
-        cmocka_unit_test(test_between_narrow_ones),
-        cmocka_unit_test(test_table),
-        cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_plus_1),          cmocka_unit_test(test_narrow_all_upper_halves),
+        cmocka_unit_test(test_widen_all),       cmocka_unit_test(test_known),
+        cmocka_unit_test(test_every_alignment), cmocka_unit_test(test_between_narrow_ones),
+        cmocka_unit_test(test_table),           cmocka_unit_test(test_choice),
     };
     if (argc > 1 && strcmp(argv[1], "name") == 0) {
         printf("%s", ws_convert_code());

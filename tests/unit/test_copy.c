@@ -5,6 +5,7 @@
 #include "transports/base/limits.h"
 #include "transports/simd/copy.h"
 #include "transports/simd/copy_impl.h"
+#include "transports/simd/sums.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -161,6 +162,10 @@ static void test_copy_hash(void **state)
         memset(to, FILL, n + 3 * GUARD);
         ws_copy(to + GUARD, from + shift, n);
         assert_memory_equal(to + GUARD, from + shift, n);
+        memset(to, FILL, n + 3 * GUARD);
+        ws_copy_unordered(to + GUARD, from + shift, n);
+        ws_copy_order();
+        assert_memory_equal(to + GUARD, from + shift, n);
         assert_int_equal(to[GUARD - 1], FILL);
         assert_int_equal(to[GUARD + n], FILL);
     }
@@ -196,6 +201,192 @@ static void test_hasher_grows(void **state)
     free(to);
 }
 
+/* The hash of a block whose pieces come in any order, some of them first as other bytes, or never. */
+static void test_sums(void **state)
+{
+    static const size_t sizes[] = {1,    240,  1024,  1025,           1087,
+                                   2048, 9000, 70001, WS_BLOCK_BYTES, WS_BLOCK_BYTES - 1};
+    unsigned char *p = random_bytes(WS_BLOCK_BYTES + 64, 17), *wrong = random_bytes(WS_BLOCK_BYTES, 18);
+    struct ws_sums *s = ws_sums_new(1);
+    uint64_t seed = 19;
+
+    (void)state;
+    assert_non_null(s);
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        const size_t n = sizes[i], shift = i * 13 % 64;
+        ws_sums_reset(s);
+        assert_int_equal(ws_sums_hash(s, p + shift, n), XXH3_64bits(p + shift, n)); /* nothing was added */
+        ws_sums_add(s, 0, wrong, n);
+        for (size_t at = 0, step, last = n; at < n; at += step) { /* from the end on */
+            seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
+            step = 1 + (seed >> 33) % 5000;
+            step = step < n - at ? step : n - at;
+            last -= step;
+            ws_sums_add(s, last, p + shift + last, step);
+        }
+        assert_int_equal(ws_sums_hash(s, p + shift, n), XXH3_64bits(p + shift, n));
+        ws_sums_add(s, n / 2, p + shift + n / 2, 0);
+        assert_int_equal(ws_sums_hash(s, p + shift, n), XXH3_64bits(p + shift, n));
+        ws_sums_add(s, 0, p + shift, n); /* whole */
+        assert_int_equal(ws_sums_hash(s, p + shift, n), XXH3_64bits(p + shift, n));
+    }
+    /* it is made of what was added, and not of the block, where all of a KiB was */
+    ws_sums_reset(s);
+    ws_sums_add(s, 1000, p + 1000, 70000);
+    memcpy(wrong, p, WS_BLOCK_BYTES);
+    memset(wrong + 1024, 0, 68 * 1024);
+    assert_int_equal(ws_sums_hash(s, wrong, 300000), XXH3_64bits(p, 300000));
+    ws_sums_free(s, 1);
+    ws_sums_free(NULL, 1);
+    free(wrong);
+    free(p);
+}
+
+/* Pieces of two hashes in one pass: what they are of begins elsewhere, and ends of pieces lie anywhere. */
+static void test_sums_of_copies(void **state)
+{
+    static const size_t steps[] = {1, 63, 64, 960, 1000, 1024, 1025, 16384, 70001};
+    const size_t n_steps = sizeof(steps) / sizeof(steps[0]), n = WS_BLOCK_BYTES - 333;
+    unsigned char *p = random_bytes(n + 64, 21), *to = aligned_alloc(4096, WS_BLOCK_BYTES),
+                  *old = random_bytes(n, 22);
+    struct ws_sums *s = ws_sums_new(1);
+    struct ws_hasher *h = ws_hasher_new();
+    uint64_t seed = 23;
+
+    (void)state;
+    assert_non_null(to);
+    for (size_t round = 0; round < 2 * n_steps; round++) {
+        const size_t begin = round * 37 % 1500;
+        struct ws_sums_seam seam = {0};
+        ws_sums_reset(s);
+        ws_sums_add(s, 0, old, n); /* other bytes were there */
+        ws_sums_add(s, 0, p, begin);
+        memcpy(to, p, begin);
+        ws_hasher_reset(h);
+        for (size_t at = begin, i = 0, step; at < n; at += step, i++) {
+            seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
+            step = round < n_steps ? steps[round] * (1 + i % 3) : 1 + (seed >> 33) % 20000;
+            step = step < n - at ? step : n - at;
+            ws_sums_copy(s, &seam, h, at, to + at, p + at, step);
+            if (i % 5 == 4)
+                ws_sums_flush(&seam, h);
+            if (i % 100 == 4)
+                assert_int_equal(ws_hasher_digest(h), XXH3_64bits(p + begin, at + step - begin));
+        }
+        ws_sums_flush(&seam, h);
+        ws_sums_flush(&seam, h); /* which holds nothing */
+        ws_copy_order();
+        assert_memory_equal(to, p, n);
+        assert_int_equal(ws_hasher_digest(h), XXH3_64bits(p + begin, n - begin));
+        assert_int_equal(ws_sums_hash(s, to, n), XXH3_64bits(p, n));
+    }
+    ws_hasher_free(h);
+    ws_sums_free(s, 1);
+    free(old);
+    free(to);
+    free(p);
+}
+
+/* Where pieces follow each other nothing of the block is read again; where something else came in between, what it was is
+ * not taken for their beginning. */
+static void test_seams(void **state)
+{
+    const size_t n = 300000;
+    unsigned char *p = random_bytes(n, 24), *to = aligned_alloc(4096, WS_BLOCK_BYTES);
+    struct ws_sums *s = ws_sums_new(1);
+    struct ws_hasher *h = ws_hasher_new();
+    struct ws_sums_seam seam = {0};
+
+    (void)state;
+    ws_sums_reset(s);
+    for (size_t at = 0, step; at < n; at += step) {
+        step = n - at < 16300 ? n - at : 16300;
+        ws_sums_copy(s, &seam, h, at, to + at, p + at, step);
+    }
+    ws_sums_flush(&seam, h);
+    ws_copy_order();
+    assert_memory_equal(to, p, n);
+    memset(to, 0, n - n % WS_SUM_BYTES); /* whose sums are known */
+    assert_int_equal(ws_sums_hash(s, to, n), XXH3_64bits(p, n));
+    memcpy(to, p, n);
+    ws_sums_copy(s, &seam, h, 5000, to + 5000, p + 2000, 500);
+    ws_sums_copy(s, &seam, h, 9000, to + 9000, p + 9000, 500);
+    ws_sums_copy(s, &seam, h, 5500, to + 5500, p + 2500, 1000);
+    ws_sums_copy(s, &seam, h, 9216, to + 9216, p + 9216, 10);
+    ws_sums_copy(s, &seam, h, 9226, to + 9226, p + 9226, 0); /* it is still held */
+    ws_sums_copy(s, &seam, h, 9226, to + 9226, p + 9226, 10);
+    memset(to + 9216, 0, 20);
+    seam = (struct ws_sums_seam){0}; /* and now forgotten */
+    ws_sums_copy(s, &seam, h, 9216, to + 9216, p + 9216, 1500);
+    ws_sums_flush(&seam, h);
+    ws_copy_order();
+    memcpy(p + 5000, p + 2000, 1500);
+    assert_memory_equal(to, p, n);
+    assert_int_equal(ws_sums_hash(s, to, n), XXH3_64bits(p, n));
+    ws_hasher_free(h);
+    ws_sums_free(s, 1);
+    free(to);
+    free(p);
+}
+
+/* Of every code the machine has, from each place within a stripe. */
+static void test_copies_with_sums_of_all_codes(void **state)
+{
+    const struct ws_copy_code *codes[3];
+    const size_t n_codes = all_codes(codes), n = 5;
+    unsigned char *p = random_bytes(3 * n * WS_SUM_BYTES + 600, 25),
+                  *to = aligned_alloc(64, n * WS_SUM_BYTES);
+    uint64_t first[5 * WS_SUM_WORDS], other[5 * WS_SUM_WORDS];
+
+    (void)state;
+    for (size_t c = 0; c < n_codes; c++) {
+        for (size_t before = 0; before < 600; before += 1 + before % 7) {
+            XXH3_state_t *x = XXH3_createState();
+            (void)XXH3_64bits_reset(x);
+            codes[c]->update(x, p, before);
+            codes[c]->copy_sums(x, other, to, p + before, n);
+            codes[c]->order();
+            assert_memory_equal(to, p + before, n * WS_SUM_BYTES);
+            codes[c]->sums(first, p + before, n);
+            assert_memory_equal(first, other, sizeof(first));
+            assert_int_equal(XXH3_64bits_digest(x), XXH3_64bits(p, before + n * WS_SUM_BYTES));
+            codes[c]->update(x, p + before + n * WS_SUM_BYTES, before * 8 % 777);
+            codes[c]->copy_sums(x, other, to, p + before + n * WS_SUM_BYTES + before * 8 % 777, n);
+            assert_int_equal(XXH3_64bits_digest(x),
+                             XXH3_64bits(p, before + 2 * n * WS_SUM_BYTES + before * 8 % 777));
+            XXH3_freeState(x);
+        }
+    }
+    free(to);
+    free(p);
+}
+
+static void test_sums_of_all_codes(void **state)
+{
+    const struct ws_copy_code *codes[3];
+    const size_t n_codes = all_codes(codes), n = 7;
+    unsigned char *p = random_bytes(n * WS_SUM_BYTES + 64, 20);
+    uint64_t first[7 * WS_SUM_WORDS] __attribute__((aligned(64))), other[7 * WS_SUM_WORDS];
+    uint64_t one[WS_SUM_WORDS] __attribute__((aligned(64))) = {0},
+                               two[WS_SUM_WORDS] __attribute__((aligned(64)));
+
+    (void)state;
+    codes[0]->sums(first, p + 5, n);
+    for (size_t c = 1; c < n_codes; c++) {
+        codes[c]->sums(other, p + 5, n);
+        assert_memory_equal(first, other, sizeof(first));
+    }
+    codes[0]->join(one, first, n); /* test_sums has what the library makes of it */
+    for (size_t c = 1; c < n_codes; c++) {
+        memset(two, 0, sizeof(two));
+        codes[c]->join(two, first, 0);
+        codes[c]->join(two, first, 3);
+        codes[c]->join(two, first + 3 * WS_SUM_WORDS, n - 3);
+        assert_memory_equal(one, two, sizeof(one));
+    }
+    free(p);
+}
+
 static void test_choice(void **state)
 {
     const struct ws_copy_code *codes[3];
@@ -217,6 +408,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_updates_mix),
         cmocka_unit_test(test_copy_hash),
         cmocka_unit_test(test_hasher_grows),
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_sums_of_copies),
+        cmocka_unit_test(test_seams),
+        cmocka_unit_test(test_copies_with_sums_of_all_codes),
+        cmocka_unit_test(test_sums_of_all_codes),
         cmocka_unit_test(test_choice),
     };
     if (argc > 1 && strcmp(argv[1], "name") == 0) {

@@ -121,6 +121,105 @@ static struct ws_delta *delta_of(const struct version *base, const struct versio
     return d;
 }
 
+/* A block that is patched on its way from one place to another. */
+struct elsewhere {
+    const unsigned char *from;
+    unsigned char *to;
+    size_t loaded, stored;
+};
+
+static void load(void *arg, size_t at, size_t n, unsigned char *to)
+{
+    struct elsewhere *e = arg;
+    assert_int_equal(at, e->loaded);
+    memcpy(to, e->from + at, n);
+    e->loaded += n;
+}
+
+static void store(void *arg, size_t at, size_t n, const unsigned char *from)
+{
+    struct elsewhere *e = arg;
+    assert_int_equal(at, e->stored);
+    memcpy(e->to + at, from, n);
+    e->stored += n;
+}
+
+/* A block that lies in runs, with other bytes between them. */
+struct spread {
+    unsigned char *memory;
+    struct ws_delta_run *runs;
+    size_t n, run, at; /* runs; which bytes are patched next */
+};
+#define BETWEEN 40
+#define LEAST   50
+#define FILL    0xa5
+static unsigned n_runs[2]; /* chains whose changes could not be made in runs, and could */
+
+static struct spread spread_out(const unsigned char *from, size_t len, size_t step)
+{
+    const size_t most_runs = len / LEAST + 1;
+    struct spread s = {.memory = malloc(len + (most_runs + 1) * BETWEEN),
+                       .runs = calloc(most_runs, sizeof(*s.runs))};
+    assert_true(s.memory && s.runs);
+    unsigned char *to = s.memory;
+    for (size_t at = 0, n; at < len; at += n) {
+        const size_t most = step * (LEAST + any() % (any() % 8 ? 400 : 20000));
+        n = most < len - at ? most : len - at;
+        memset(to, FILL, BETWEEN);
+        memcpy(to + BETWEEN, from + at, n);
+        s.runs[s.n++] = (struct ws_delta_run){.place = to + BETWEEN, .n = n};
+        to += BETWEEN + n;
+    }
+    memset(to, FILL, BETWEEN);
+    return s;
+}
+
+static void assert_lies(const struct spread *s, const unsigned char *right, size_t len)
+{
+    const unsigned char *to = s->memory;
+    size_t at = 0;
+    for (size_t r = 0; r <= s->n; r++) {
+        for (size_t i = 0; i < BETWEEN; i++)
+            assert_int_equal(to[i], FILL);
+        if (r == s->n)
+            break;
+        assert_memory_equal(s->runs[r].place, right + at, s->runs[r].n);
+        at += s->runs[r].n;
+        to = s->runs[r].place + s->runs[r].n;
+    }
+    assert_int_equal(at, len);
+}
+
+static void run_patched(void *arg, size_t run, size_t at, size_t n)
+{
+    struct spread *s = arg;
+    const struct ws_delta_run *r = &s->runs[run];
+    assert_int_equal(run, s->run);
+    assert_int_equal(at, s->at);
+    assert_true(at + n == r->n || (uintptr_t)(r->place + at + n) % WS_SUM_BYTES == 0);
+    s->run += at + n == r->n;
+    s->at = at + n == r->n ? 0 : at + n;
+}
+
+/* Returns whether the chain's changes could be made in runs of multiples of `step` bytes. */
+static bool assert_patches_runs(struct ws_patcher *p, const unsigned char *base, const unsigned char *target,
+                                size_t len, const struct ws_delta_record *const *records, size_t n,
+                                size_t step)
+{
+    struct spread s = spread_out(base, len, step);
+    const struct ws_delta_runs runs = {.runs = s.runs, .n = s.n, .patched = run_patched, .arg = &s};
+    uint64_t hash;
+    const int rc = ws_patcher_block_runs(p, &runs, len, records, n, &hash, NULL);
+    assert_true(rc == 0 || rc == -EXDEV);
+    assert_lies(&s, rc == 0 ? target : base, len);
+    assert_int_equal(s.run, rc == 0 ? s.n : 0);
+    if (rc == 0)
+        assert_int_equal(hash, ws_hash(target, len));
+    free(s.memory);
+    free(s.runs);
+    return rc == 0;
+}
+
 /* Applying the chain's records to base gives target, for every block. */
 static void assert_patches(const struct version *base, const struct version *target,
                            struct ws_delta *const *chain, size_t n)
@@ -141,6 +240,16 @@ static void assert_patches(const struct version *base, const struct version *tar
             memcpy(to, base->files[i] + at, len);
             assert_int_equal(ws_patcher_block(p, to, NULL, len, records, n, &hash, NULL), 0);
             assert_int_equal(hash, f->hashes[b]);
+            memset(to, 0, len);
+            struct elsewhere e = {.from = base->files[i] + at, .to = to};
+            const struct ws_delta_flow flow = {.load = load, .store = store, .arg = &e};
+            assert_int_equal(ws_patcher_block_by(p, &flow, len, records, n, &hash, NULL), 0);
+            assert_memory_equal(to, target->files[i] + at, len);
+            assert_int_equal(hash, f->hashes[b]);
+            assert_int_equal(e.stored, len);
+            for (size_t step = 1; step <= 64; step *= 64)
+                n_runs[assert_patches_runs(p, base->files[i] + at, target->files[i] + at, len, records, n,
+                                           step)]++;
             free(to);
         }
     }
@@ -201,6 +310,7 @@ static void test_made_sent_applied(void **state)
         struct ws_delta *sent = send(one, &v[1], 3, 1000), *again = send(two, &v[2], 1, 3000000);
         assert_patches(&v[0], &v[1], &sent, 1);
         assert_patches(&v[0], &v[2], (struct ws_delta *const[]){sent, again}, 2);
+        assert_true(n_runs[false] > 0 && n_runs[true] > 0);
         ws_delta_put(one);
         ws_delta_put(two);
         ws_delta_put(sent);
@@ -375,13 +485,13 @@ static void test_watched(void **state)
     first_version(&a);
     struct ws_delta_link l = link_of(&a, &a);
     assert_int_equal(ws_delta_new(&d, &l, a.manifest, NULL), 0);
-    assert_true(ws_delta_wait(d, 0, &w));
+    assert_true(ws_delta_wait(d, 0, 0, 1, &w));
     assert_int_equal(ws_delta_add(d, ws_delta_record_make(0, 1, WS_DELTA_EDIT, 1, (void *)"x", 1, 0)), 0);
     assert_int_equal(told, 1);
-    assert_false(ws_delta_wait(d, 0, &w)); /* it is in the set already */
+    assert_false(ws_delta_wait(d, 0, 0, 1, &w)); /* it is in the set already */
     assert_non_null(ws_delta_next(d, &i, 0, 1));
     assert_null(ws_delta_next(d, &i, 0, 1));
-    assert_true(ws_delta_wait(d, 1, &w));
+    assert_true(ws_delta_wait(d, 1, 0, 1, &w));
     ws_delta_wait_cancel(d, &w);
     assert_int_equal(ws_delta_add(d, ws_delta_record_make(0, 1, WS_DELTA_EDIT, 1, (void *)"x", 1, 0)),
                      -EEXIST);
@@ -390,12 +500,21 @@ static void test_watched(void **state)
     assert_int_equal(ws_delta_add(d, ws_delta_record_make(0, 999, WS_DELTA_EDIT, 1, (void *)"x", 1, 0)),
                      -EINVAL);
     assert_int_equal(told, 1);
-    assert_true(ws_delta_wait(d, 1, &w));
+    assert_true(ws_delta_wait(d, 1, 1, 4, &w));
+    ws_delta_end_part(d, 1, 4); /* one of four parts is whole, the others grow on */
+    assert_int_equal(told, 2);
+    told = 1;
+    assert_false(ws_delta_wait(d, 1, 1, 4, &w));
+    assert_int_equal(ws_delta_part_state(d, 1, 4), WS_DELTA_WHOLE);
+    assert_int_equal(ws_delta_part_state(d, 2, 4), WS_DELTA_GROWING);
+    assert_int_equal(ws_delta_part_state(d, 1, 2), WS_DELTA_GROWING); /* of another division */
+    assert_int_equal(ws_delta_state(d), WS_DELTA_GROWING);
+    assert_true(ws_delta_wait(d, 1, 0, 1, &w));
     assert_false(ws_delta_wait_ended(d, 1));
     ws_delta_end(d, WS_DELTA_GIVEN_UP);
     assert_true(ws_delta_wait_ended(d, 1));
     assert_int_equal(told, 2);
-    assert_false(ws_delta_wait(d, 1, &w));
+    assert_false(ws_delta_wait(d, 1, 0, 1, &w));
     ws_delta_put(d);
     free_version(&a);
 }

@@ -6,13 +6,16 @@
 #include "tests/fixtures/checkpoint.h"
 #include "tests/fixtures/engine.h"
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -173,6 +176,42 @@ static void test_update_under_one_name(void **state)
     checkpoint_remove(bad);
 }
 
+struct canceller {
+    struct bad_server *server;
+    atomic_bool cancel;
+};
+
+/* Cancels when step 2 has come. */
+static void *cancel_late(void *arg)
+{
+    struct canceller *c = arg;
+    while (bad_server_hits(c->server, 2) == 0)
+        usleep(1000);
+    atomic_store(&c->cancel, true);
+    return NULL;
+}
+
+/* vLLM has reloaded, and is being told the version: a cancel does not leave it with the name of the one before. */
+static void test_cancel_after_the_reload(void **state)
+{
+    static const struct bad_step steps[] = {IS_PAUSED,
+                                            {"/collective_rpc", BAD_JSON, 200, "{\"results\":[null]}"},
+                                            {"/update_weight_version", BAD_HANG, 0, NULL}};
+    struct canceller c = {bad_server_start(steps, LENGTH(steps)), false};
+    struct engine e;
+    pthread_t thread;
+
+    (void)state;
+    engine_at(&e, bad_server_port(c.server));
+    e.target.short_ms = 500;
+    e.target.cancel[2] = &c.cancel;
+    assert_int_equal(pthread_create(&thread, NULL, cancel_late, &c), 0);
+    assert_int_equal(ws_engine_vllm.load(&e.target, "/m", "2", &err), -ETIMEDOUT);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_true(atomic_load(&c.cancel));
+    bad_server_stop(c.server);
+}
+
 /* An engine without version names: its report after a lost reply proves nothing. */
 static void test_lost_reply_without_a_label(void **state)
 {
@@ -267,10 +306,11 @@ static void test_lost_reply_with_a_label_of_no_effect(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_load_is_sent_once),     TEST(test_dies_of_a_request),
-        TEST(test_dies_after_a_load),     TEST(test_timed_out_under_its_own_name),
-        TEST(test_update_under_one_name), TEST(test_lost_reply_without_a_label),
-        TEST(test_load_never_received),   TEST(test_lost_reply_with_a_label_of_no_effect),
+        TEST(test_load_is_sent_once),       TEST(test_dies_of_a_request),
+        TEST(test_dies_after_a_load),       TEST(test_timed_out_under_its_own_name),
+        TEST(test_update_under_one_name),   TEST(test_lost_reply_without_a_label),
+        TEST(test_load_never_received),     TEST(test_lost_reply_with_a_label_of_no_effect),
+        TEST(test_cancel_after_the_reload),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

@@ -1,7 +1,7 @@
 /* Offload from GPU memory: whatever the pieces, their strides, conversions and the driver's failures, the
  * file equals the one made from the same parameters in host memory, and a failure loses no version.
  *
- * timeout: 300, takes: 80 */
+ * timeout: 300, takes: 60 */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/gpu.h"
@@ -159,6 +159,9 @@ static void add_all(void)
     add_plain(WSYNC_F32, 0, 5);
     for (int i = 0; i < 700; i++)
         add_plain(i % 3 ? WSYNC_BF16 : WSYNC_F32, 1 + any(6), 1 + any(400));
+    add_box(WSYNC_BF16, WSYNC_PLUS_1, WSYNC_BF16, 1, 5120, 5120, 1); /* norms that are stored less one */
+    add_box(WSYNC_BF16, WSYNC_PLUS_1, WSYNC_F32, 3, 129, 200, 1);
+    add_box(WSYNC_F32, WSYNC_PLUS_1, WSYNC_F16, 5, 31, 1, 5);
 }
 
 static void change(void)
@@ -394,6 +397,26 @@ static void out_of_bounds(void)
     free(fetch("g", 2, &bytes));
     w.at_gpu[0].data = NULL;
     end();
+}
+
+/* What is shared on the GPU is as it is held, and one would be missing. */
+static void shared_less_one(void)
+{
+    wsync_publisher *p;
+    start();
+    add_box(WSYNC_BF16, WSYNC_PLUS_1, WSYNC_BF16, 1, 64, 64, 1);
+    const wsync_config c = {
+        .struct_size = sizeof(c), .agent = w.url, .model = "s", .world_size = 1, .share = "cuda_ipc"};
+    GPU_CHECK(wsync_publisher_open(&c, &p) == 0, "%s", wsync_error());
+    refused(wsync_offload(p, w.at_gpu, 1, 1), -EOPNOTSUPP, "t.00000 becomes itself plus 1");
+    wsync_close(p);
+    end();
+}
+
+static void test_shared_less_one(void **state)
+{
+    (void)state;
+    gpu_run(shared_less_one, NULL);
 }
 
 static void test_out_of_bounds(void **state)
@@ -683,6 +706,7 @@ int main(void)
         cmocka_unit_test(test_follows_the_trainer),
         cmocka_unit_test(test_follows_a_late_trainer),
         cmocka_unit_test(test_out_of_bounds),
+        cmocka_unit_test(test_shared_less_one),
         cmocka_unit_test(test_unknown_memory),
         cmocka_unit_test(test_a_lost_device),
         cmocka_unit_test(test_a_faulting_kernel),

@@ -277,6 +277,49 @@ static void test_put_string(void **state)
     free(text);
 }
 
+/* Short numbers and plain strings are not jansson's: they have to be what jansson makes of them. */
+static void test_same_as_jansson(void **state)
+{
+    static const char *const numbers[] = {"0", "7", "10", "999999999999999999", "1000000000000000000"};
+    char text[64], value[16];
+    struct ws_json j;
+    uint64_t number;
+
+    (void)state;
+    for (size_t i = 0; i < LENGTH(numbers); i++) {
+        for (size_t k = 0; k < 5; k++) {
+            snprintf(text, sizeof(text), " %s%.1s", numbers[i], &", ]}\n"[k]);
+            char *copy = start(&j, text);
+            assert_int_equal(ws_json_uint(&j, &number, &err), 0);
+            assert_int_equal(number, strtoull(numbers[i], NULL, 10));
+            assert_int_equal(j.at, 1 + strlen(numbers[i]));
+            free(copy);
+        }
+    }
+    for (char c = 1; c > 0; c++) {
+        const char raw[] = {'a', c, 'z', '\0'};
+        char *written = NULL;
+        size_t n;
+        FILE *f = open_memstream(&written, &n);
+        json_t *string = json_string(raw);
+        char *dumped = json_dumps(string, JSON_ENCODE_ANY);
+        assert_int_equal(ws_json_put_string(f, raw), 0);
+        fclose(f);
+        assert_string_equal(written, dumped);
+        char *copy = start(&j, written);
+        assert_int_equal(ws_json_string(&j, value, 4, &err), 0);
+        assert_string_equal(value, raw);
+        assert_int_equal(j.at, n);
+        free(copy);
+        copy = start(&j, written);
+        assert_int_equal(ws_json_string(&j, value, 3, &err), -EBADMSG);
+        free(copy);
+        free(written);
+        free(dumped);
+        json_decref(string);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -288,6 +331,7 @@ int main(void)
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_escaped_string_at_its_limit),
         cmocka_unit_test(test_put_string),
+        cmocka_unit_test(test_same_as_jansson),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

@@ -94,7 +94,7 @@ static void free_piece(struct piece *p)
 /* Dimensions of up to `most`, the source's in any order, some reversed or repeated. */
 static void make_piece(struct piece *p, unsigned most_dims, uint64_t most, enum ws_conversion conversion)
 {
-    static const size_t to_bytes[WS_CONVERSION_COUNT] = {0, 2, 2, 4, 4, 2, 2};
+    static const size_t to_bytes[WS_CONVERSION_COUNT] = {0, 2, 2, 4, 4, 2, 2, 4, 2, 2, 4, 2, 2, 4, 2, 2};
     unsigned n = (unsigned)below(most_dims + 1), order[WS_MAX_DIMS];
     uint64_t total = 1, left = 40000;
     int64_t step = 1, lowest = 0, highest = 0;
@@ -205,7 +205,10 @@ static void test_gather_bits(void **state)
     (void)state;
     for (int c = WS_SAME_TYPE + 1; c < WS_CONVERSION_COUNT; c++) {
         const size_t from_bytes = ws_conversion_src_bytes((enum ws_conversion)c);
-        const size_t to_bytes = c == WS_BF16_TO_F32 || c == WS_F16_TO_F32 ? 4 : 2;
+        const size_t to_bytes = c == WS_BF16_TO_F32 || c == WS_F16_TO_F32 || c == WS_F32_PLUS_1_TO_F32 ||
+                                        c == WS_BF16_PLUS_1_TO_F32 || c == WS_F16_PLUS_1_TO_F32
+                                    ? 4
+                                    : 2;
         for (size_t k = 0; k < (from_bytes == 4 ? sizeof(lower) / sizeof(lower[0]) : 1); k++) {
             const uint64_t n = 65536;
             unsigned char *src = any_bytes(n * 4), *got = cpu_filled(n * 4), *right = cpu_filled(n * 4);

@@ -46,7 +46,7 @@ static void as_nobody(void (*test)(void))
 }
 
 struct served {
-    int fd;
+    int fd, held;
     unsigned port;
     char url[40], path[WS_LOCAL_TOKEN_PATH];
     struct ws_token_hash hash;
@@ -59,7 +59,8 @@ static void serve(struct served *s)
     s->fd = listen_at("127.0.0.1", &s->port);
     CHECK(s->fd >= 0);
     snprintf(s->url, sizeof(s->url), "http://127.0.0.1:%u", s->port);
-    CHECK(ws_local_token_make(s->port, s->path, &s->hash, &err) == 0);
+    s->held = ws_local_token_make(s->port, s->path, &s->hash, &err);
+    CHECK(s->held >= 0);
 }
 
 static bool finds(const struct served *s)
@@ -83,7 +84,9 @@ static void made_and_found(void)
     CHECK(strcmp(s.path, expected) == 0 && finds(&s));
     CHECK(stat(s.path, &st) == 0 && (st.st_mode & 07777) == 0600);
     again = s;
-    CHECK(ws_local_token_make(s.port, again.path, &again.hash, NULL) == 0);
+    close(s.held); /* as of a server that was killed */
+    again.held = ws_local_token_make(s.port, again.path, &again.hash, NULL);
+    CHECK(again.held >= 0);
     CHECK(ws_token_hash_equal(&s.hash, &again.hash)); /* mounts go on over a restart */
     close(s.fd);
     CHECK(!finds(&s)); /* nothing listens there */
@@ -118,7 +121,9 @@ static void files_that_are_no_tokens(void)
             _exit(1);
         }
         const struct ws_token_hash before = s.hash;
-        CHECK(ws_local_token_make(s.port, s.path, &s.hash, NULL) == 0);
+        close(s.held);
+        s.held = ws_local_token_make(s.port, s.path, &s.hash, NULL);
+        CHECK(s.held >= 0);
         CHECK(!ws_token_hash_equal(&before, &s.hash) && finds(&s));
         close(s.fd);
     }
@@ -157,6 +162,29 @@ static void without_a_runtime_folder(void)
     rmdir(folder);
 }
 
+static void gone_with_the_last_server(void)
+{
+    struct served s, other;
+    char moved[WS_LOCAL_TOKEN_PATH + 8];
+    serve(&s);
+    other = s; /* one of 127.0.0.2 */
+    other.held = ws_local_token_make(s.port, other.path, &other.hash, NULL);
+    CHECK(other.held >= 0 && ws_token_hash_equal(&s.hash, &other.hash));
+    ws_local_token_end(s.path, s.held);
+    CHECK(finds(&other));
+    ws_local_token_end(other.path, other.held);
+    CHECK(access(s.path, F_OK) != 0 && !finds(&s));
+    s.held = ws_local_token_make(s.port, s.path, &s.hash, NULL); /* another file has its name by now */
+    CHECK(s.held >= 0 && !ws_token_hash_equal(&s.hash, &other.hash));
+    snprintf(moved, sizeof(moved), "%s.moved", s.path);
+    CHECK(rename(s.path, moved) == 0);
+    other.held = ws_local_token_make(s.port, other.path, &other.hash, NULL);
+    CHECK(other.held >= 0);
+    ws_local_token_end(s.path, s.held);
+    CHECK(finds(&other) && access(moved, F_OK) == 0);
+    ws_local_token_end(other.path, other.held);
+}
+
 static bool sends(struct ws_tcp_headers *h)
 {
     return ws_tcp_headers_now(h) != NULL;
@@ -167,7 +195,7 @@ static void sent_only_while_its_server_listens(void)
     struct served s;
     struct ws_tcp_headers h = {0};
     serve(&s);
-    CHECK(ws_tcp_headers_init(&h, s.url, NULL) == 0);
+    CHECK(ws_tcp_headers_init(&h, s.url, NULL, NULL, NULL) == 0);
     CHECK(sends(&h) && strncmp(ws_tcp_headers_now(&h)->data, "Authorization: Bearer wsync_", 28) == 0);
     close(s.fd);
     CHECK(!sends(&h));
@@ -180,6 +208,12 @@ static void a_token_is_made_and_found(void **state)
 {
     (void)state;
     as_nobody(made_and_found);
+}
+
+static void a_token_goes_with_the_last_server(void **state)
+{
+    (void)state;
+    as_nobody(gone_with_the_last_server);
 }
 
 static void bad_files_are_not_read(void **state)
@@ -220,16 +254,18 @@ static void roots_token_is_not_sent_to_another_account(void **state)
         skip();
     const int own = listen_at("127.0.0.1", &port);
     snprintf(url, sizeof(url), "http://127.0.0.1:%u", port);
-    assert_int_equal(ws_local_token_make(port, path, &hash, &err), 0);
+    const int held = ws_local_token_make(port, path, &hash, &err);
+    assert_true(held >= 0);
     assert_true(ws_local_token_find(url, secret, &owner));
-    assert_int_equal(ws_tcp_headers_init(&h, url, NULL), 0);
+    assert_int_equal(ws_tcp_headers_init(&h, url, NULL, NULL, NULL), 0);
     const bool was_sent = sends(&h);
     close(own);
     const pid_t child = listener_of(STRANGER, "127.0.0.1", &port);
     const bool found = ws_local_token_find(url, secret, &owner), is_sent = sends(&h);
     end_child(child);
-    unlink(path);
+    ws_local_token_end(path, held);
     ws_tcp_headers_destroy(&h);
+    assert_int_equal(access(path, F_OK), -1);
     assert_true(was_sent);
     assert_true(child > 0);
     assert_false(found);
@@ -269,6 +305,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_token_is_made_and_found),
+        cmocka_unit_test(a_token_goes_with_the_last_server),
         cmocka_unit_test(bad_files_are_not_read),
         cmocka_unit_test(bad_folders_are_not_used),
         cmocka_unit_test(the_folder_in_tmp),

@@ -109,13 +109,40 @@ static void test_safe(void **state)
 static void test_reserved(void **state)
 {
     static const char *const bad[] = {"ctl",   "status", "events", "metrics", "last_error", "models",
-                                      "local", ".x",     "a@b",    "a%20b",   "a/b",        ""};
+                                      "local", ".x",     "a@B",    "a%20b",   "a/b",        ""};
     (void)state;
     assert_true(ws_name_is_model("actor") && ws_name_is_model("Qwen3 0.6B") && ws_name_is_model("42"));
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         assert_false(ws_name_is_model(bad[i]));
     assert_true(ws_name_is_file("config.json") && ws_name_is_file("tensors.txt"));
     assert_false(ws_name_is_file("tensors") || ws_name_is_file(".wsync") || ws_name_is_file("a/b"));
+}
+
+static void test_views(void **state)
+{
+    static const char *const bad[] = {
+        "actor",     "actor@",  "@fp8",   "actor@0.2", "actor@8fp", "actor@-fp8", "a@fp8@fp8", "actor@FP8",
+        "actor@f_8", "ctl@fp8", ".a@fp8", "a%20@fp8",  "42@RUN",    "actor@fp8/", "a/b@fp8",   "actor@a.b"};
+    char name[WS_MAX_NAME + 2], base[WS_MAX_NAME + 1];
+    const char *recipe;
+    (void)state;
+    assert_true(ws_name_is_view("actor@fp8-block128", base, &recipe));
+    assert_string_equal(base, "actor");
+    assert_string_equal(recipe, "fp8-block128");
+    assert_true(ws_name_is_view("Qwen3 0.6B@a", NULL, NULL));
+    assert_true(ws_name_is_model("actor@fp8-block128") && ws_name_is_offered("actor@fp8-block128"));
+    assert_false(ws_name_is_node_part("actor@fp8-block128", NULL, NULL, NULL));
+    assert_false(ws_name_is_node_part("actor@fp8@0.2", NULL, NULL, NULL));
+    assert_false(ws_name_is_model("actor@0.2") || ws_name_is_view("actor@0.2", NULL, NULL));
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_false(ws_name_is_view(bad[i], NULL, NULL));
+    memset(name, 'a', sizeof(name));
+    name[10] = '@';
+    name[WS_MAX_NAME] = '\0';
+    assert_true(ws_name_is_view(name, base, &recipe));
+    name[WS_MAX_NAME] = 'a';
+    name[WS_MAX_NAME + 1] = '\0';
+    assert_false(ws_name_is_view(name, NULL, NULL));
 }
 
 int main(void)
@@ -126,6 +153,7 @@ int main(void)
         cmocka_unit_test(test_long_names_are_cut_between_characters),
         cmocka_unit_test(test_safe),
         cmocka_unit_test(test_reserved),
+        cmocka_unit_test(test_views),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

@@ -1,8 +1,9 @@
 /* Parts of several nodes: random models, meshes, boxes and ranges are laid out, distributed over nodes,
- * written as ranks write them, and merged: the result is compared with the directly made whole, byte by byte.
+ * written as ranks write them, and scattered by their map: the result is compared with the directly made whole, byte by
+ * byte, and gathered again.
  * Parts that do not belong together are refused by name. */
 #include "backends/trainer/tensor/node_placement.h"
-#include "transports/format/node_part.h"
+#include "transports/format/node_part_map.h"
 #include "transports/simd/copy.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -41,7 +42,6 @@ struct world {
     struct ws_placement *whole;
     unsigned char **want; /* by file of the whole */
     struct node nodes[MAX_RANKS];
-    struct ws_workers *workers;
 };
 
 /* --- what the ranks register --- */
@@ -298,8 +298,6 @@ static void make_world(struct world *w, unsigned n_tensors, uint64_t shard_bytes
         fail_msg("%s", err.text);
     fill_whole(w);
     share_out(w);
-    w->workers = ws_workers_new(3, 0);
-    assert_non_null(w->workers);
 }
 
 static void end_world(struct world *w)
@@ -313,7 +311,6 @@ static void end_world(struct world *w)
     ws_placement_free(w->whole);
     for (unsigned r = 0; r < w->n_ranks; r++)
         ws_registration_free(w->ranks[r]);
-    ws_workers_free(w->workers);
 }
 
 static void parts_of(const struct world *w, struct ws_node_part_source *parts)
@@ -326,25 +323,57 @@ static void parts_of(const struct world *w, struct ws_node_part_source *parts)
                                          .files = (const unsigned char *const *)w->nodes[k].files};
 }
 
-static void check_merge(struct world *w, char digest[33])
+/* Scatters or gathers every part, a few bytes at a time. */
+static void move_all(const struct ws_node_part_map *map, const struct ws_node_part_source *parts, size_t n,
+                     unsigned char **whole, bool again)
+{
+    for (unsigned k = 0; k < n; k++) {
+        for (size_t i = 0; i < parts[k].manifest->n_files; i++) {
+            const uint64_t size = parts[k].manifest->files[i].size_bytes;
+            struct ws_node_part_range r = {.part = k, .file = i};
+            for (; r.at < size; r.at += r.n) {
+                r.n = 1 + any(5000);
+                if (r.n > size - r.at)
+                    r.n = size - r.at;
+                unsigned char bytes[5000];
+                assert_true(ws_node_part_map_fits(map, &r, parts[k].files[i] + r.at));
+                if (!again) {
+                    ws_node_part_map_scatter(map, &r, parts[k].files[i] + r.at,
+                                             &(struct ws_node_part_target){.files = whole});
+                    continue;
+                }
+                ws_node_part_map_gather(map, &r, bytes, whole);
+                assert_memory_equal(bytes, parts[k].files[i] + r.at, r.n);
+            }
+        }
+    }
+}
+
+static void check_map(struct world *w, char digest[33])
 {
     struct ws_node_part_source parts[MAX_RANKS];
-    struct ws_node_part_merge *merge;
+    const struct ws_manifest *manifests[MAX_RANKS];
+    struct ws_node_part_map *map;
     struct ws_manifest *m = NULL;
     struct ws_error err = {0};
     parts_of(w, parts);
-    if (ws_node_part_merge_new(&merge, parts, w->n_nodes, NULL, &err) < 0)
+    for (unsigned k = 0; k < w->n_nodes; k++)
+        manifests[k] = parts[k].manifest;
+    if (ws_node_part_map_new(&map, parts, w->n_nodes, NULL, &err) < 0)
         fail_msg("%s", err.text);
-    assert_int_equal(ws_node_part_merge_n_files(merge), w->whole->n_files);
+    assert_int_equal(ws_node_part_map_n_files(map), w->whole->n_files);
     unsigned char **dst = calloc(w->whole->n_files, sizeof(*dst));
     for (size_t i = 0; i < w->whole->n_files; i++) {
-        assert_string_equal(ws_node_part_merge_file(merge, i)->name, w->whole->files[i].name);
-        assert_int_equal(ws_node_part_merge_file(merge, i)->size_bytes, w->whole->files[i].size_bytes);
+        assert_string_equal(ws_node_part_map_file(map, i)->name, w->whole->files[i].name);
+        assert_int_equal(ws_node_part_map_file(map, i)->size_bytes, w->whole->files[i].size_bytes);
         dst[i] = malloc(w->whole->files[i].size_bytes + 1);
         memset(dst[i], 0xee, w->whole->files[i].size_bytes + 1);
     }
-    if (ws_node_part_merge_run(merge, "actor", dst, w->workers, &m, &err) < 0)
+    move_all(map, parts, w->n_nodes, dst, false);
+    move_all(map, parts, w->n_nodes, dst, true);
+    if (ws_node_part_map_manifest(map, "actor", manifests, &m, &err) < 0)
         fail_msg("%s", err.text);
+    assert_string_equal(m->digest, "");
     for (size_t i = 0; i < w->whole->n_files; i++) {
         const uint64_t size = w->whole->files[i].size_bytes;
         assert_memory_equal(dst[i], w->want[i], size);
@@ -352,16 +381,17 @@ static void check_merge(struct world *w, char digest[33])
         assert_string_equal(m->files[i].name, w->whole->files[i].name);
         assert_int_equal(m->files[i].header_bytes, w->whole->files[i].header_bytes);
         for (size_t b = 0; b < m->files[i].n_blocks; b++)
-            assert_int_equal(m->files[i].hashes[b], ws_hash(w->want[i] + b * WS_BLOCK_BYTES,
-                                                            ws_manifest_block_bytes(&m->files[i], b)));
+            m->files[i].hashes[b] =
+                ws_hash(dst[i] + b * WS_BLOCK_BYTES, ws_manifest_block_bytes(&m->files[i], b));
         free(dst[i]);
     }
     free(dst);
+    ws_manifest_seal(m);
     assert_string_equal(m->model, "actor");
     assert_int_equal(m->version, 7);
     memcpy(digest, m->digest, sizeof(m->digest));
     ws_manifest_free(m);
-    ws_node_part_merge_free(merge);
+    ws_node_part_map_put(map);
 }
 
 static void test_random(void **state)
@@ -372,8 +402,8 @@ static void test_random(void **state)
         char one[33], two[33];
         make_world(&w, 1 + any(MAX_TENSORS), any(3) ? 0 : 5000);
         uint64_t shared = 0;
-        check_merge(&w, one);
-        check_merge(&w, two);
+        check_map(&w, one);
+        check_map(&w, two);
         assert_string_equal(one, two);
         for (unsigned k = 0; k < w.n_nodes; k++)
             for (size_t i = 0; i < w.nodes[k].share->n_files; i++)
@@ -390,11 +420,11 @@ static void test_random(void **state)
 static void refuse(struct world *w, int rc, const char *a, const char *b)
 {
     struct ws_node_part_source parts[MAX_RANKS];
-    struct ws_node_part_merge *merge;
+    struct ws_node_part_map *map;
     struct ws_error err = {0};
     parts_of(w, parts);
-    assert_int_equal(ws_node_part_merge_new(&merge, parts, w->n_nodes, NULL, &err), rc);
-    assert_null(merge);
+    assert_int_equal(ws_node_part_map_new(&map, parts, w->n_nodes, NULL, &err), rc);
+    assert_null(map);
     if (!strstr(err.text, a) || !strstr(err.text, b))
         fail_msg("%s", err.text);
 }
@@ -444,7 +474,7 @@ static void test_refused(void **state)
     text[0] = '{';
 
     char digest[33];
-    check_merge(&w, digest); /* as it was */
+    check_map(&w, digest); /* as it was */
     end_world(&w);
 }
 
@@ -462,26 +492,24 @@ static void test_hostile_text(void **state)
             assert_int_equal(ws_node_part_from_json((char *)n->files[i], cut_at, &part, NULL), -EBADMSG);
         unsigned char *was = malloc(bytes + 1);
         memcpy(was, n->files[i], bytes);
-        for (int tries = 0; tries < 300; tries++) { /* digits change: refused, or merged within bounds */
+        for (int tries = 0; tries < 300; tries++) { /* digits change: refused, or used within bounds */
             size_t at = any((unsigned)bytes);
             if (n->files[i][at] < '0' || n->files[i][at] > '9')
                 continue;
             n->files[i][at] = (unsigned char)('0' + any(10));
             struct ws_node_part_source parts[MAX_RANKS];
-            struct ws_node_part_merge *merge = NULL;
-            struct ws_manifest *m = NULL;
+            struct ws_node_part_map *map = NULL;
             parts_of(&w, parts);
-            if (ws_node_part_merge_new(&merge, parts, w.n_nodes, NULL, NULL) == 0) {
-                unsigned char **dst = calloc(ws_node_part_merge_n_files(merge), sizeof(*dst));
-                for (size_t f = 0; f < ws_node_part_merge_n_files(merge); f++)
-                    dst[f] = malloc(ws_node_part_merge_file(merge, f)->size_bytes + 1);
-                if (ws_node_part_merge_run(merge, "actor", dst, w.workers, &m, NULL) == 0)
-                    ws_manifest_free(m);
-                for (size_t f = 0; f < ws_node_part_merge_n_files(merge); f++)
+            if (ws_node_part_map_new(&map, parts, w.n_nodes, NULL, NULL) == 0) {
+                unsigned char **dst = calloc(ws_node_part_map_n_files(map), sizeof(*dst));
+                for (size_t f = 0; f < ws_node_part_map_n_files(map); f++)
+                    dst[f] = malloc(ws_node_part_map_file(map, f)->size_bytes + 1);
+                move_all(map, parts, w.n_nodes, dst, false);
+                for (size_t f = 0; f < ws_node_part_map_n_files(map); f++)
                     free(dst[f]);
                 free(dst);
             }
-            ws_node_part_merge_free(merge);
+            ws_node_part_map_put(map);
             memcpy(n->files[i], was, bytes);
         }
         free(was);
@@ -519,17 +547,17 @@ static void test_limits(void **state)
     assert_int_equal(reads(text, strlen(text)), -EBADMSG);
 }
 
-/* The caller of the merge can end it before its first copy. */
+/* Who has a map made can end that. */
 static void test_stopped(void **state)
 {
     struct ws_node_part_source parts[MAX_RANKS];
-    struct ws_node_part_merge *merge;
+    struct ws_node_part_map *map;
     struct world w;
     const atomic_bool stop = true;
     (void)state;
     make_world(&w, 8, 0);
     parts_of(&w, parts);
-    assert_int_equal(ws_node_part_merge_new(&merge, parts, w.n_nodes, &stop, NULL), -ECANCELED);
+    assert_int_equal(ws_node_part_map_new(&map, parts, w.n_nodes, &stop, NULL), -ECANCELED);
     end_world(&w);
 }
 

@@ -66,7 +66,7 @@ static void test_random(void **state)
                 p[i].offset[d] = any((unsigned)t.shape[d]);
                 p[i].size[d] = 1 + any((unsigned)(t.shape[d] - p[i].offset[d])) / (1 + any(2));
             }
-            laid[i] = ws_node_part_span_init(&t, &p[i]);
+            laid[i] = ws_node_part_span_init(&t, &p[i], "n1");
         }
         const bool want = do_overlap(&t, p, n, elements);
         overlapping += want;
@@ -88,16 +88,16 @@ static void test_columns(void **state)
     (void)state;
     for (unsigned i = 0; i < COLUMNS; i++) {
         p[i] = (struct ws_node_part_piece){.n_dims = 2, .offset = {0, i}, .size = {3, 1}};
-        laid[COLUMNS - 1 - i] = ws_node_part_span_init(&t, &p[i]);
+        laid[COLUMNS - 1 - i] = ws_node_part_span_init(&t, &p[i], "n1");
     }
     assert_int_equal(ws_node_part_check_overlap(laid, COLUMNS, NULL, &err), 0);
     assert_int_equal(ws_node_part_check_overlap(laid, COLUMNS, &stop, &err), -ECANCELED);
     p[7].size[1] = 2;
-    laid[0] = ws_node_part_span_init(&t, &p[7]); /* column 0 is the first in order */
+    laid[0] = ws_node_part_span_init(&t, &p[7], "n7"); /* column 0 is the first in order */
     for (unsigned i = 1; i < COLUMNS; i++)
-        laid[i] = ws_node_part_span_init(&t, &p[i]);
+        laid[i] = ws_node_part_span_init(&t, &p[i], "n1");
     assert_int_equal(ws_node_part_check_overlap(laid, COLUMNS, NULL, &err), -EBADMSG);
-    assert_non_null(strstr(err.text, "two pieces of w overlap"));
+    assert_non_null(strstr(err.text, "two pieces of w overlap, one of them of the part from n"));
     free(laid);
     free(p);
 }

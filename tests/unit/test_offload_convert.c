@@ -121,16 +121,19 @@ static void test_whole_tensors(void **state)
     assert_non_null(narrow);
     for (size_t i = 0; i < N; i++)
         narrow[i] = (uint16_t)any();
-    const wsync_param params[] = {odd(&w),
-                                  matrix("b.bf16", WSYNC_BF16, WSYNC_F32, w.f32),
-                                  matrix("c.f16", WSYNC_F16, WSYNC_F32, w.f32),
-                                  matrix("d.f32", WSYNC_F32, WSYNC_BF16, narrow),
-                                  matrix("e.f32", WSYNC_F32, WSYNC_F16, narrow),
-                                  matrix("f.bf16", WSYNC_BF16, WSYNC_F16, narrow),
-                                  matrix("g.same", WSYNC_F32, WSYNC_F32, w.f32)};
+    wsync_param params[] = {odd(&w),
+                            matrix("b.bf16", WSYNC_BF16, WSYNC_F32, w.f32),
+                            matrix("c.f16", WSYNC_F16, WSYNC_F32, w.f32),
+                            matrix("d.f32", WSYNC_F32, WSYNC_BF16, narrow),
+                            matrix("e.f32", WSYNC_F32, WSYNC_F16, narrow),
+                            matrix("f.bf16", WSYNC_BF16, WSYNC_F16, narrow),
+                            matrix("g.same", WSYNC_F32, WSYNC_F32, w.f32),
+                            matrix("h.plus", WSYNC_BF16, WSYNC_BF16, narrow),
+                            matrix("i.plus", WSYNC_F32, WSYNC_F32, w.f32)};
+    params[7].converts = params[8].converts = WSYNC_PLUS_1;
     for (uint64_t v = 1; v <= 3; v++) { /* the third version reuses a slot and the plan */
         w.f32[v * 1000] ^= 0x00550000;
-        publish(&w, params, 7, v);
+        publish(&w, params, 9, v);
         const char *first = "?";
         assert_int_equal(wsync_overflows(w.publisher, &first), 0);
         assert_null(first);
@@ -141,6 +144,8 @@ static void test_whole_tensors(void **state)
         expect(file, st, "d.f32", WS_BF16_TO_F32, narrow, N);
         expect(file, st, "e.f32", WS_F16_TO_F32, narrow, N);
         expect(file, st, "f.bf16", WS_F16_TO_BF16, narrow, N);
+        expect(file, st, "h.plus", WS_BF16_PLUS_1_TO_BF16, narrow, N);
+        expect(file, st, "i.plus", WS_F32_PLUS_1_TO_F32, w.f32, N);
         assert_memory_equal(file + ws_safetensors_find(st, "g.same")->begin, w.f32, 4 * N);
         ws_safetensors_free(st);
         free(file);

@@ -22,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -689,6 +690,87 @@ static void many_files(void **state)
     end(&w);
 }
 
+/* --- sidecars from memory --- */
+
+static void files_from_memory(void **state)
+{
+    static const struct {
+        wsync_sidecar files[2];
+        size_t n;
+        const char *words;
+    } bad[] = {
+        {{{"model.bin", "x", 1}}, 1, "'model.bin' is no name of a sidecar file"},
+        {{{"../x.json", "x", 1}}, 1, "'../x.json' is no name"},
+        {{{"model.safetensors.index.json", "x", 1}}, 1, "is no name"},
+        {{{NULL, "x", 1}}, 1, "'' is no name"},
+        {{{"a.json", "x", 1}, {"a.json", "y", 1}}, 2, "'a.json' is there twice"},
+        {{{"a.json", NULL, 1}}, 1, "a.json has 1 bytes and no data"},
+        {{{"a.json", "x", WS_MAX_SIDECAR_BYTES + 1}}, 1, "more than the limit"},
+        {{{"adapter_config.json", "{}", 2}}, 1, "peft_type"},
+    };
+    wsync_sidecar good[] = {{"a.json", "from memory", 11}, {"empty.txt", NULL, 0}};
+    static char text[] = "ab";
+    uint16_t values[4] = {1, 2, 3, 4};
+    const wsync_param param = {.name = "w", .dtype = WSYNC_BF16, .n_dims = 1, .shape = {4}, .data = values};
+    char folder[96], path[128];
+    wsync_publisher *p;
+    struct world w;
+    (void)state;
+    start(&w);
+    wsync_config c = config_of(&w, 0, 1);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        c.files = bad[i].files;
+        c.n_files = bad[i].n;
+        assert_true(wsync_publisher_open(&c, &p) < 0);
+        if (!strstr(wsync_error(), bad[i].words))
+            fail_msg("%s, and not: %s", wsync_error(), bad[i].words);
+    }
+    c.files = NULL;
+    assert_int_equal(wsync_publisher_open(&c, &p), -EINVAL);
+    snprintf(folder, sizeof(folder), "%s/sidecars", w.dir);
+    assert_int_equal(mkdir(folder, 0700), 0);
+    for (const char *name = text; *name; name++) { /* a.json, whose place is taken, and b.json */
+        snprintf(path, sizeof(path), "%s/%c.json", folder, *name);
+        FILE *f = fopen(path, "w");
+        assert_non_null(f);
+        fprintf(f, "%c of the folder", *name);
+        fclose(f);
+    }
+    c.files = good;
+    c.n_files = 2;
+    c.sidecars = folder;
+    p = opened(&c);
+    memset(good, 0, sizeof(good)); /* they were copied */
+    if (wsync_offload(p, &param, 1, 1) || wsync_wait_published(p, 1, LONG_MS))
+        fail_msg("%s", wsync_error());
+    static const char *const want[][2] = {{"a.json", "from memory"},
+                                          {"b.json", "b of the folder"},
+                                          {"empty.txt", ""},
+                                          {"model.safetensors", NULL}};
+    wsync_version_files *v;
+    assert_int_equal(wsync_open_version(w.url, "m", 1, &v), 0);
+    for (size_t i = 0; i < sizeof(want) / sizeof(want[0]); i++) {
+        char read[32] = "";
+        uint64_t bytes;
+        int fd;
+        const char *name = wsync_version_file(v, i, &fd, &bytes);
+        assert_non_null(name);
+        assert_string_equal(name, want[i][0]);
+        if (want[i][1] && bytes > 0)
+            assert_int_equal(pread(fd, read, sizeof(read), 0), bytes);
+        if (want[i][1])
+            assert_string_equal(read, want[i][1]);
+    }
+    wsync_close_version(v);
+    wsync_close(p);
+    for (const char *name = text; *name; name++) {
+        snprintf(path, sizeof(path), "%s/%c.json", folder, *name);
+        (void)unlink(path);
+    }
+    (void)rmdir(folder);
+    end(&w);
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "die") == 0)
@@ -697,6 +779,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(another_base),
         cmocka_unit_test(abandoned_first_version),
         cmocka_unit_test(many_files),
+        cmocka_unit_test(files_from_memory),
         cmocka_unit_test(a_rank_that_has_committed_comes_back),
         cmocka_unit_test(a_rank_comes_back_with_another_base),
         cmocka_unit_test(a_rank_dies_before_it_begins),

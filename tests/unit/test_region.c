@@ -600,6 +600,46 @@ static void test_shown_is_never_idle_again(void **state)
     ws_region_free(r);
 }
 
+/* What is in a pipe stays as it was while the region gets other bytes; blocks that were not renewed stay, too. */
+static void test_renewed_pages_are_others(void **state)
+{
+    const uint64_t block = WS_BLOCK_BYTES, size = 2 * block + 5 * MIB / 2 + 100;
+    const uint64_t at[] = {0, block - 8, 2 * block, size - 8};
+    char got[8];
+    int ends[2], fd = -1;
+
+    if (!have_kind(state))
+        return;
+    assert_true(ws_region_can_renew());
+    struct ws_region *r = make(size);
+    memset(ws_region_data(r), 'a', size);
+    assert_int_equal(ws_region_open(r, WS_REGION_READ, &fd, &err), 0);
+    assert_int_equal(pipe(ends), 0);
+    for (size_t i = 0; i < 4; i++) {
+        off_t from = (off_t)at[i];
+        assert_int_equal(splice(fd, &from, ends[1], NULL, sizeof(got), 0), sizeof(got));
+    }
+    assert_int_equal(ws_region_unheld(r), -EBUSY);
+    close(fd);
+    assert_int_equal(ws_region_unheld(r), 0);
+    assert_idle(r, -EPERM, "its pages are in a pipe");
+    assert_int_equal(ws_region_renew(r, 0, block, &err), 0);
+    assert_int_equal(ws_region_renew(r, 2 * block, size - 2 * block, &err), 0);
+    assert_int_equal(ws_region_data(r)[0], 0);
+    assert_int_equal(ws_region_data(r)[size - 1], 0);
+    memset(ws_region_data(r), 'b', block);
+    memset(ws_region_data(r) + 2 * block, 'b', size - 2 * block);
+    for (uint64_t i = block; i < 2 * block; i += 97)
+        assert_int_equal(ws_region_data(r)[i], 'a');
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(read(ends[0], got, sizeof(got)), sizeof(got));
+        assert_memory_equal(got, "aaaaaaaa", sizeof(got));
+    }
+    close(ends[0]);
+    close(ends[1]);
+    ws_region_free(r);
+}
+
 /* A kernel without leases (fs.leases-enable=0, sandboxes): cannot tell, so the answer is no. */
 static void test_without_leases(void **state)
 {
@@ -721,6 +761,7 @@ int main(void)
         EACH_KIND(test_import),
         EACH_KIND(test_import_checks),
         EACH_KIND(test_shown_is_never_idle_again),
+        EACH_KIND(test_renewed_pages_are_others),
         EACH_KIND(test_without_leases),
         EACH_KIND(test_leases_are_asked_for_again),
         KIND(test_left, "tmpfs"),

@@ -181,6 +181,10 @@ static void keys_are_trusted_by_model(void **state)
     assert_non_null(ws_trust_find(&copy, "actor", two));
     assert_non_null(ws_trust_find(&copy, "actor@1.2", two));
     assert_null(ws_trust_find(&copy, "actor@1.2", one));
+    assert_non_null(
+        ws_trust_find(&copy, "actor@fp8-channel", two)); /* a view is its model's, unless it has its own */
+    assert_null(ws_trust_find(&copy, "actor@fp8-channel", one));
+    assert_non_null(ws_trust_find(&copy, "critic@fp8-channel", one));
     assert_non_null(ws_trust_find(&copy, "critic", one));
     assert_null(ws_trust_find(&copy, "critic", two));
     assert_int_equal(ws_trust_add(&copy, "", &err), -EINVAL);

@@ -47,6 +47,48 @@ static void test_round(void **state)
     free(text);
 }
 
+/* What another process left or laid where the new file is written is neither followed nor kept. */
+static void test_beside(void **state)
+{
+    char beside[128], other[128];
+    struct stat st;
+    (void)state;
+    snprintf(beside, sizeof(beside), "%s.new", path);
+    snprintf(other, sizeof(other), "%s.other", path);
+    FILE *f = fopen(other, "w");
+    assert_non_null(f);
+    fputs("of another", f);
+    fclose(f);
+    assert_int_equal(symlink(other, beside), 0);
+    assert_int_equal(ws_state_file_write(path, "abc", 3), 0);
+    assert_int_equal(lstat(path, &st), 0);
+    assert_true(S_ISREG(st.st_mode) && (st.st_mode & 0777) == 0600);
+    assert_int_equal(stat(other, &st), 0);
+    assert_int_equal(st.st_size, 10);
+    assert_int_equal(unlink(other), 0);
+    assert_int_equal(mkfifo(beside, 0666), 0);
+    assert_int_equal(ws_state_file_write(path, "abcd", 4), 0); /* waits for no reader */
+    assert_int_equal(lstat(path, &st), 0);
+    assert_true(S_ISREG(st.st_mode) && st.st_size == 4);
+    assert_int_equal(unlink(path), 0);
+}
+
+static void test_lock(void **state)
+{
+    char beside[128];
+    int fd, other;
+    long owner;
+    (void)state;
+    snprintf(beside, sizeof(beside), "%s.lock", path);
+    assert_int_equal(ws_state_file_lock(path, &fd, &owner), 0);
+    assert_int_equal(ws_state_file_lock(path, &other, &owner), -EBUSY); /* another description of the file */
+    assert_int_equal(owner, (long)getpid());
+    close(fd);
+    assert_int_equal(ws_state_file_lock(path, &fd, &owner), 0);
+    close(fd);
+    assert_int_equal(unlink(beside), 0);
+}
+
 static void test_too_long(void **state)
 {
     char *big = calloc(1, WS_MAX_STATE_FILE_BYTES + 1), *text;
@@ -92,9 +134,8 @@ static void test_read_error(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round),
-        cmocka_unit_test(test_too_long),
-        cmocka_unit_test(test_read_error),
+        cmocka_unit_test(test_beside),   cmocka_unit_test(test_lock),       cmocka_unit_test(test_round),
+        cmocka_unit_test(test_too_long), cmocka_unit_test(test_read_error),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

@@ -87,6 +87,13 @@ static void test_hash(void **state)
     assert_int_equal(out, UINT64_MAX);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         assert_int_equal(ws_text_hash(bad[i], &out), -EINVAL);
+    for (size_t i = 0; i < 64; i++) {
+        char text[WS_HASH_DIGITS + 1] = {0};
+        const uint64_t hash = UINT64_C(0xfedcba9876543210) ^ UINT64_C(1) << i;
+        ws_text_put_hash(hash, text);
+        assert_int_equal(ws_text_hash(text, &out), 0);
+        assert_int_equal(out, hash);
+    }
 }
 
 int main(void)

@@ -1,4 +1,5 @@
 #include "transports/access/access.h"
+#include "transports/access/bearer.h"
 #include "transports/access/local_token.h"
 #include "transports/access/token_table.h"
 #include "transports/base/audit_log.h"
@@ -16,24 +17,43 @@
 #define LOOK_NS WS_SECOND_NS /* between looks whether the tokens file has changed */
 
 struct ws_access {
-    struct ws_access_options o; /* tokens_file and socket are copies; token is NULL */
+    struct ws_access_options o; /* its files and socket are copies; token is NULL */
     struct ws_token_hash shared, local;
     bool has_shared, has_local;
+    int local_held; /* the descriptor of its file; -1: none */
     char local_path[WS_LOCAL_TOKEN_PATH], hint[2 * WS_LOCAL_TOKEN_PATH + 160];
     pthread_mutex_t lock;
-    /* guarded by lock */
+    /* guarded by lock; shared, too */
+    struct ws_bearer_file shared_file;
     struct ws_token_table table;
     struct ws_stamp stamp; /* of what was read, or refused, last */
     uint64_t looked_ns;
 };
 
+/* Under lock. */
+static void look_at_shared(struct ws_access *a, bool at_once)
+{
+    struct ws_token_hash hash;
+    char *token = ws_bearer_file_look(&a->shared_file, at_once);
+    if (!token)
+        return;
+    ws_token_hash(token, &hash);
+    ws_secret_free(token);
+    if (ws_token_hash_equal(&hash, &a->shared))
+        return;
+    a->shared = hash;
+    ws_log(WS_LOG_INFO, "access", "token read file=%s", a->o.token_file);
+    ws_audit_log_write(&(struct ws_audit_entry){.what = "tokens", .to = a->o.token_file, .is_logged = true});
+}
+
 /* Under lock. A file that cannot be read leaves what was read before. */
-static void look_again(struct ws_access *a)
+static void look_again(struct ws_access *a, bool at_once)
 {
     const uint64_t now = ws_clock_ns();
     struct ws_token_table table;
     struct ws_error err = {0};
-    if (!a->o.tokens_file || now - a->looked_ns < LOOK_NS)
+    look_at_shared(a, at_once);
+    if (!a->o.tokens_file || (!at_once && now - a->looked_ns < LOOK_NS))
         return;
     a->looked_ns = now;
     const struct ws_stamp stamp =
@@ -66,7 +86,8 @@ int ws_access_new(struct ws_access **out, const struct ws_access_options *o, str
     if (!a)
         return ws_error_set(err, ENOMEM, "no memory for a server's tokens");
     a->o = *o;
-    a->o.tokens_file = a->o.socket = a->o.token = NULL;
+    a->local_held = -1;
+    a->o.tokens_file = a->o.socket = a->o.token = a->o.token_file = NULL;
     a->has_shared = o->token;
     pthread_mutex_init(&a->lock, NULL);
     if (o->token || o->tokens_file || o->makes_local_token) /* clients show theirs */
@@ -74,8 +95,10 @@ int ws_access_new(struct ws_access **out, const struct ws_access_options *o, str
     if (a->has_shared)
         ws_token_hash(o->token, &a->shared);
     if ((o->tokens_file && !(a->o.tokens_file = strdup(o->tokens_file))) ||
+        (o->token && o->token_file && !(a->o.token_file = strdup(o->token_file))) ||
         (o->socket && !(a->o.socket = strdup(o->socket))))
         rc = ws_error_set(err, ENOMEM, "no memory for a server's tokens");
+    a->shared_file.path = a->o.token_file;
     if (rc == 0 && a->o.tokens_file) {
         a->stamp = ws_stamp_of(a->o.tokens_file);
         a->looked_ns = ws_clock_ns();
@@ -88,13 +111,23 @@ int ws_access_new(struct ws_access **out, const struct ws_access_options *o, str
     return rc;
 }
 
+void ws_access_end(struct ws_access *a)
+{
+    if (a && a->local_held >= 0)
+        ws_local_token_end(a->local_path, a->local_held);
+    if (a)
+        a->local_held = -1;
+}
+
 void ws_access_free(struct ws_access *a)
 {
     if (!a)
         return;
+    ws_access_end(a);
     ws_token_table_clear(&a->table);
     pthread_mutex_destroy(&a->lock);
     free((char *)(uintptr_t)a->o.tokens_file);
+    free((char *)(uintptr_t)a->o.token_file);
     free((char *)(uintptr_t)a->o.socket);
     free(a);
 }
@@ -108,9 +141,9 @@ int ws_access_make_local(struct ws_access *a, unsigned port, struct ws_error *er
 {
     if (!a->o.makes_local_token || a->o.insecure || ws_access_asks(a))
         return 0;
-    const int rc = ws_local_token_make(port, a->local_path, &a->local, err);
-    if (rc < 0)
-        return rc;
+    a->local_held = ws_local_token_make(port, a->local_path, &a->local, err);
+    if (a->local_held < 0)
+        return a->local_held;
     a->has_local = true;
     const int n = snprintf(
         a->hint, sizeof(a->hint),
@@ -180,8 +213,12 @@ void ws_access_identify(struct ws_access *a, const char *authorization, const ch
         authorization && strncasecmp(authorization, "Bearer ", 7) == 0 && (ws_access_asks(a) || a->has_local);
     *out = (struct ws_identity){0};
     pthread_mutex_lock(&a->lock);
-    look_again(a);
+    look_again(a, false);
     bool known = bearer ? by_secret(a, authorization + 7, out) : by_certificate(a, names, n, out);
+    if (bearer && !known) { /* it may have been added just now, and its client would give up */
+        look_again(a, true);
+        known = by_secret(a, authorization + 7, out);
+    }
     pthread_mutex_unlock(&a->lock);
     if (!known && a->o.insecure && !ws_access_asks(a))
         give(out, WS_IDENTITY_ANYBODY, roles_of_many(a));

@@ -7,10 +7,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SYSTEM_FOLDER "/run/wsync"
+#define HOLD_TRIES    200
+#define HOLD_STEP_NS  10000000L
 
 /* --- folders --- */
 
@@ -64,43 +68,92 @@ int ws_local_folder(char out[WS_LOCAL_TOKEN_PATH], struct ws_error *err)
 
 /* --- files --- */
 
-/* The secret of a file that belongs to this account and that nobody else can read. */
-static bool read_token(const char *path, uid_t owner, char secret[WS_TOKEN_SECRET_CHARS + 1])
+/* The secret of a file that belongs to this account and that nobody else can read. A descriptor; -1: it is none. */
+static int open_token(const char *path, uid_t owner, char secret[WS_TOKEN_SECRET_CHARS + 1])
 {
     struct stat st;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+    secret[0] = 0;
     if (fd < 0)
-        return false;
+        return -1;
     bool good = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == owner && !(st.st_mode & 077) &&
                 read(fd, secret, WS_TOKEN_SECRET_CHARS) == WS_TOKEN_SECRET_CHARS;
-    close(fd);
     for (size_t i = 0; good && i < WS_TOKEN_SECRET_CHARS; i++)
         good = secret[i] > ' ' && secret[i] < 127;
     secret[good ? WS_TOKEN_SECRET_CHARS : 0] = 0;
-    return good;
+    if (good)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static bool read_token(const char *path, uid_t owner, char secret[WS_TOKEN_SECRET_CHARS + 1])
+{
+    const int fd = open_token(path, owner, secret);
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
+}
+
+static int write_token(const char *path)
+{
+    char line[WS_TOKEN_SECRET_CHARS + 2];
+    ws_token_secret_new(line);
+    (void)strcat(line, "\n");
+    const int rc = ws_state_file_write(path, line, strlen(line));
+    sodium_memzero(line, sizeof(line));
+    return rc;
+}
+
+static bool is_at(const char *path, int fd)
+{
+    struct stat st, now;
+    return fstat(fd, &st) == 0 && lstat(path, &now) == 0 && st.st_dev == now.st_dev &&
+           st.st_ino == now.st_ino;
+}
+
+/* Another server may be removing the file just now, or replacing it. A descriptor, or -errno. */
+static int hold(const char *path, char secret[WS_TOKEN_SECRET_CHARS + 1])
+{
+    for (unsigned i = 0; i < HOLD_TRIES; i++) {
+        int fd = open_token(path, geteuid(), secret);
+        const int rc = fd < 0 ? write_token(path) : 0;
+        if (rc < 0)
+            return rc;
+        if (fd < 0)
+            fd = open_token(path, geteuid(), secret);
+        if (fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) == 0 && is_at(path, fd))
+            return fd;
+        if (fd >= 0)
+            close(fd);
+        nanosleep(&(struct timespec){.tv_nsec = HOLD_STEP_NS}, NULL);
+    }
+    return -EBUSY;
 }
 
 int ws_local_token_make(unsigned port, char path[WS_LOCAL_TOKEN_PATH], struct ws_token_hash *hash,
                         struct ws_error *err)
 {
-    char folder[WS_LOCAL_TOKEN_PATH], line[WS_TOKEN_SECRET_CHARS + 2];
+    char folder[WS_LOCAL_TOKEN_PATH], secret[WS_TOKEN_SECRET_CHARS + 1];
     int rc = ws_local_folder(folder, err);
     if (rc < 0)
         return ws_error_prefix(
             err, "there is no place for the token of this server: give --tokens FILE, or --insecure");
     snprintf(path, WS_LOCAL_TOKEN_PATH, "%.230s/%u.token", folder, port);
-    if (!read_token(path, geteuid(), line)) {
-        ws_token_secret_new(line);
-        (void)strcat(line, "\n");
-        rc = ws_state_file_write(path, line, strlen(line));
-        line[WS_TOKEN_SECRET_CHARS] = 0;
-    }
-    if (rc == 0)
-        ws_token_hash(line, hash);
-    sodium_memzero(line, sizeof(line));
+    rc = hold(path, secret);
+    if (rc >= 0)
+        ws_token_hash(secret, hash);
+    sodium_memzero(secret, sizeof(secret));
     return rc < 0 ? ws_error_set(err, -rc, "cannot write the token of this server to %s: %s", path,
                                  strerror(-rc))
-                  : 0;
+                  : rc;
+}
+
+void ws_local_token_end(const char *path, int held)
+{
+    if (flock(held, LOCK_EX | LOCK_NB) == 0 && is_at(path, held))
+        (void)unlink(path);
+    close(held);
 }
 
 bool ws_local_token_find(const char *url, char secret[WS_TOKEN_SECRET_CHARS + 1], uid_t *owner)

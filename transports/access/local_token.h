@@ -6,7 +6,8 @@
  *     $XDG_RUNTIME_DIR/wsync/18861.token   other accounts'
  *     /tmp/wsync-UID/18861.token           theirs where there is no such folder
  *
- * A file stays after its server: the next one on that port has the same token, so that mounts go on. Before a
+ * A server holds its file by a shared lock, and removes it at its end unless another one holds it, too (of
+ * 127.0.0.2, with the same port). What a server left that was killed the next one on that port uses again. Before a
  * client sends it, it checks that the file belongs to the account whose process listens on that port, and that
  * nobody else can read it: an account that took the port is sent nothing. */
 #ifndef WS_TRANSPORTS_ACCESS_LOCAL_TOKEN_H
@@ -20,9 +21,13 @@
 /* The folder for files of this account's servers and sockets, made where it is not there; checked: it belongs to
  * this account, or root, and no other may write it. -EPERM: it belongs to another account. */
 WS_MUST_USE int ws_local_folder(char out[WS_LOCAL_TOKEN_PATH], struct ws_error *err);
-/* The token of this account's server on that port, which exists from now on; its file, and the hash. */
+/* The token of this account's server on that port, which exists from now on; its file, and the hash. A descriptor
+ * of the file, which holds it; or -EPERM, -EBUSY, errno. */
 WS_MUST_USE int ws_local_token_make(unsigned port, char path[WS_LOCAL_TOKEN_PATH], struct ws_token_hash *hash,
                                     struct ws_error *err);
+/* Ends the holding, and removes the file if it is still that one and no other server holds it. Before the server
+ * gives up its port: the next one there would find the file just before it goes. */
+void ws_local_token_end(const char *path, int held);
 /* The token for a server on loopback, by its URL. False: it is not on loopback, there is none, or none that may
  * be sent there. *owner: the account that listens there. Looks at files and asks the kernel; callable from any thread. */
 bool ws_local_token_find(const char *url, char secret[WS_TOKEN_SECRET_CHARS + 1], uid_t *owner);

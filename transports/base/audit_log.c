@@ -113,6 +113,13 @@ static int open_file(const char *path)
     return -EINVAL;
 }
 
+static const char *why(int code)
+{
+    return code == -EINVAL  ? "it is no plain file"
+           : code == -ELOOP ? "it is a symbolic link, and links are not followed: name the file itself"
+                            : strerror(-code);
+}
+
 /* Once it is renamed or removed, the path leads to another file, or to none. */
 static int follow_path(void)
 {
@@ -154,7 +161,7 @@ static void lose(int code)
     atomic_fetch_add(&the.lost, 1);
     if (!the.is_failing)
         ws_log(WS_LOG_ERROR, "audit", "entries are lost, until %s can be written again: %s", the.path,
-               strerror(-code));
+               why(code));
     the.is_failing = true;
 }
 
@@ -220,10 +227,7 @@ int ws_audit_log_open(const char *path, const char *by, struct ws_error *err)
         return ws_error_set(err, EINVAL, "the audit log %s is open already", the.path);
     const int fd = open_file(path);
     if (fd < 0)
-        return ws_error_set(err, -fd, "cannot open the audit log %.200s: %s", path,
-                            fd == -EINVAL  ? "it is no plain file"
-                            : fd == -ELOOP ? "it is a link"
-                                           : strerror(-fd));
+        return ws_error_set(err, -fd, "cannot open the audit log %.200s: %s", path, why(fd));
     the.fd = fd;
     the.path = strdup(path);
     the.by = strdup(by);

@@ -20,7 +20,7 @@ static enum ws_vector best(void)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
         return WS_AVX512;
-    if (__builtin_cpu_supports("avx2") && has_f16c())
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
         return WS_AVX2;
 #endif
     return WS_PORTABLE;

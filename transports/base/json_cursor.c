@@ -1,5 +1,6 @@
-/* Cursor over JSON text. Only the six structural characters and white space are read here; whatever
- * has content goes through jansson, a window of the text at a time, which says how far it read. */
+/* Cursor over JSON text. Only the six structural characters, white space, and what there is most of, are read here:
+ * strings of printable ASCII without escapes, and short whole numbers. Whatever else has content goes through jansson, a
+ * window of the text at a time, which says how far it read. */
 #include "transports/base/json_cursor.h"
 #include "transports/base/limits.h"
 #include "transports/base/text.h"
@@ -8,7 +9,8 @@
 #include <limits.h>
 #include <string.h>
 
-#define ESCAPED_BYTES 6 /* the longest form of a byte in a string: \u0041 */
+#define ESCAPED_BYTES 6  /* the longest form of a byte in a string: \u0041 */
+#define SHORT_DIGITS  18 /* of a number that fits into 63 bits whatever its digits are */
 
 void ws_json_start(struct ws_json *j, const char *text, size_t len)
 {
@@ -115,6 +117,32 @@ int ws_json_value(struct ws_json *j, size_t max_bytes, json_t **out, struct ws_e
     return ws_error_set(err, EBADMSG, "bad JSON at byte %zu: %s", j->at + (size_t)error.position, error.text);
 }
 
+/* A byte of a string that stands for itself. */
+static bool is_plain(char c)
+{
+    return c >= ' ' && c <= '~' && c != '"' && c != '\\';
+}
+
+/* Copies a string of printable ASCII without escapes, which is what nearly all are: a manifest has one for each block.
+ * False: it is another one, or does not fit, and nothing was read. */
+static bool copy_plain(struct ws_json *j, char *out, size_t bytes)
+{
+    const char *from = j->text + j->at + 1;
+    const size_t left = j->len - j->at - 1, most = left < bytes ? left : bytes;
+
+    for (size_t n = 0; n < most; n++) {
+        if (from[n] == '"') {
+            memcpy(out, from, n);
+            out[n] = '\0';
+            j->at += n + 2;
+            return true;
+        }
+        if (!is_plain(from[n]))
+            return false;
+    }
+    return false;
+}
+
 int ws_json_string(struct ws_json *j, char *out, size_t bytes, struct ws_error *err)
 {
     size_t start, length;
@@ -123,6 +151,8 @@ int ws_json_string(struct ws_json *j, char *out, size_t bytes, struct ws_error *
 
     if (peek(j) != '"')
         return unexpected(j, "a string", err);
+    if (copy_plain(j, out, bytes))
+        return 0;
     start = j->at;
     rc = ws_json_value(j, bytes * ESCAPED_BYTES + 2, &value, err);
     if (rc < 0)
@@ -139,12 +169,31 @@ int ws_json_string(struct ws_json *j, char *out, size_t bytes, struct ws_error *
     return rc;
 }
 
+/* Reads a whole number of a few digits that something else than a number's text follows. False: it is another one, and
+ * nothing was read. */
+static bool read_short(struct ws_json *j, uint64_t *out)
+{
+    uint64_t value = 0;
+    size_t at = j->at;
+
+    while (at < j->len && at - j->at < SHORT_DIGITS && j->text[at] >= '0' && j->text[at] <= '9')
+        value = value * 10 + (uint64_t)(j->text[at++] - '0');
+    if (at == j->at || at == j->len || !strchr(",]} \t\r\n", j->text[at]) || !j->text[at] ||
+        (j->text[j->at] == '0' && at - j->at > 1))
+        return false;
+    j->at = at;
+    *out = value;
+    return true;
+}
+
 int ws_json_uint(struct ws_json *j, uint64_t *out, struct ws_error *err)
 {
     json_t *value = NULL;
     size_t start;
     int rc, c = peek(j);
 
+    if (c >= 0 && read_short(j, out))
+        return 0;
     start = j->at;
     if (c != '-' && (c < '0' || c > '9'))
         return unexpected(j, "a number", err);
@@ -177,10 +226,14 @@ int ws_json_finish(struct ws_json *j, struct ws_error *err)
 
 int ws_json_put_string(FILE *f, const char *s)
 {
-    size_t left = strlen(s), step;
+    size_t left = strlen(s), step, plain = 0;
     json_t *value;
     int rc;
 
+    while (is_plain(s[plain]))
+        plain++;
+    if (plain == left)
+        return fputc('"', f) == EOF || fwrite(s, 1, plain, f) != plain || fputc('"', f) == EOF ? -ENOMEM : 0;
     for (const char *p = s; left > 0; p += step, left -= step) {
         step = ws_utf8_length(p, left);
         if (step == 0)

@@ -23,27 +23,35 @@
 #define WS_MAX_RANKS           65536
 #define WS_MAX_STREAMS         64
 #define WS_MAX_SOURCES         64
+#define WS_MAX_DERIVED         16            /* quantised views that a mount makes */
+#define WS_MAX_DERIVE_PATTERNS 64            /* of layers that such views leave as they are */
+#define WS_MAX_NEEDS           16            /* models of which a mount reads only some tensors */
+#define WS_MAX_NEED_PATTERNS   64            /* of tensors that a mount reads of a model (need=) */
 #define WS_MAX_NODE_PARTS      64            /* nodes of a trainer, each with a part of the model */
 #define WS_MAX_NODE_PART_BYTES (256UL << 20) /* the description of one */
-#define WS_MAX_RELAYS          8             /* mounts that a version may come through, one after the other */
+#define WS_FANOUT_STRIPES      4 /* into which a version is dealt out among mounts that serve each other */
+#define WS_MAX_RELAYS          8 /* mounts that a version may come through, one after the other */
 #define WS_MAX_ENGINES         1024
 #define WS_MAX_COMMAND         4096 /* one write to a control file */
 #define WS_MAX_URL             1024
 #define WS_MOUNT_ID_CHARS      511           /* a mount's name at its agents: HOST:MOUNTPOINT */
 #define WS_MAX_REPLY_BYTES     (64UL << 20)  /* a JSON reply of an engine or an agent, manifests apart */
+#define WS_MAX_JSON_BYTES      (256UL << 20) /* of a reply in JSON, once it is parsed */
 #define WS_MAX_MEMBERS         1024          /* of one broadcast, the sender included */
 #define WS_MAX_BUCKET_BYTES    (256UL << 20) /* of a broadcast */
 #define WS_MAX_FDS_PER_FRAME   64
 #define WS_MAX_FDS_PER_CALL                                                                                  \
     1024 /* files of a version that a rank writes; of more the descriptors do not fit */
-#define WS_MAX_REQUEST_BYTES        (64UL << 20) /* a weight update request or a sync info, as JSON */
-#define WS_MAX_GPU_UUID             63
-#define WS_MAX_GPUS                 65536 /* that one update has handles for */
-#define WS_MAX_HANDLE_CHARS         8192  /* of a GPU's handle of memory, in base64 */
-#define WS_MAX_CLIENTS              4096
-#define WS_MAX_BODY_BYTES           (16UL << 10) /* of a request to an agent, where its route names no other limit */
-#define WS_MAX_RELEASE_BYTES        (128UL << 10) /* of a release of many models */
-#define WS_MAX_PLACE_BYTES          (8UL << 20) /* of a request for a place in a broadcast: it may list blocks */
+#define WS_MAX_REQUEST_BYTES (64UL << 20) /* a weight update request or a sync info, as JSON */
+#define WS_MAX_GPU_UUID      63
+#define WS_MAX_GPUS          65536 /* that one update has handles for */
+#define WS_MAX_HANDLE_CHARS  8192  /* of a GPU's handle of memory, in base64 */
+#define WS_MAX_CLIENTS       4096
+#define WS_MAX_BODY_BYTES    (16UL << 10) /* of a request to an agent, where its route names no other limit */
+#define WS_MAX_RELEASE_BYTES (128UL << 10) /* of a release of many models */
+#define WS_MAX_PLACE_BYTES   (1UL << 20)   /* of a request for a place in a broadcast: it may list blocks */
+#define WS_MAX_LARGE_BODY_BYTES                                                                              \
+    (2UL << 20) /* of all bodies of a server at a time, what is over the usual limit */
 #define WS_MAX_DRAIN_BYTES          (32UL << 20) /* of a body over the limit, read and dropped to answer its sender */
 /* Connections of strangers (http/connections.h): of a server, with TLS, and from one address. */
 #define WS_MAX_STRANGERS            512U

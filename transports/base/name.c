@@ -78,7 +78,7 @@ bool ws_name_matches_mount(const char *name, const char *mount_id)
     return n && strncmp(mount_id, name, n) == 0 && (mount_id[n] == 0 || mount_id[n] == ':');
 }
 
-bool ws_name_is_model(const char *name)
+static bool is_plain(const char *name)
 {
     /* files of a mount's top folder, and paths of the API that a model's would hide */
     static const char *const reserved[] = {"ctl",    "status", "events",  "metrics", "last_error",
@@ -87,6 +87,30 @@ bool ws_name_is_model(const char *name)
         if (strcmp(name, reserved[i]) == 0)
             return false;
     return ws_name_is_safe(name) && name[0] != '.' && !strpbrk(name, "@%");
+}
+
+bool ws_name_is_view(const char *name, char *base, const char **recipe)
+{
+    char model[WS_MAX_NAME + 1];
+    const char *at = strchr(name, '@'), *p;
+    if (!at || strlen(name) > WS_MAX_NAME)
+        return false;
+    memcpy(model, name, (size_t)(at - name));
+    model[at - name] = '\0';
+    for (p = at + 1; (*p >= 'a' && *p <= 'z') || (p > at + 1 && ((*p >= '0' && *p <= '9') || *p == '-')); p++)
+        ;
+    if (!is_plain(model) || p == at + 1 || *p)
+        return false;
+    if (base)
+        memcpy(base, model, strlen(model) + 1);
+    if (recipe)
+        *recipe = at + 1;
+    return true;
+}
+
+bool ws_name_is_model(const char *name)
+{
+    return is_plain(name) || ws_name_is_view(name, NULL, NULL);
 }
 
 static bool read_count(const char **at, unsigned *out)
@@ -114,8 +138,8 @@ bool ws_name_is_node_part(const char *name, char *base, unsigned *index, unsigne
     memcpy(model, name, (size_t)(at - name));
     model[at - name] = '\0';
     at++;
-    if (!ws_name_is_model(model) || !read_count(&at, &i) || *at++ != '.' || !read_count(&at, &n) || *at ||
-        n < 2 || i >= n)
+    if (!is_plain(model) || !read_count(&at, &i) || *at++ != '.' || !read_count(&at, &n) || *at || n < 2 ||
+        i >= n)
         return false;
     if (base)
         memcpy(base, model, strlen(model) + 1);

@@ -15,8 +15,12 @@ void ws_name_to_file(const char *name, char out[WS_MAX_NAME + 1]);
 bool ws_name_is_safe(const char *name);
 /* Does name mean the mount who (HOST:MOUNTPOINT)? "h1" means every mount of host h1, "h1:/wsync" one. */
 bool ws_name_matches_mount(const char *name, const char *mount_id);
-/* May a model be called this; WS_MODEL_NAME_RULE says when, for error sentences. */
+/* May a model be called this; WS_MODEL_NAME_RULE says when, for error sentences. A view's name is one, too. */
 bool ws_name_is_model(const char *name);
+/* "MODEL@RECIPE" is a quantised view of MODEL (transports/quant/recipe.h), which agents and mounts make and nobody
+ * publishes. RECIPE is [a-z][a-z0-9-]*, so no part of a node is called so, nor a version with its run. Takes the name
+ * apart; base has WS_MAX_NAME + 1 bytes, recipe is the name's own end, either may be NULL. */
+bool ws_name_is_view(const char *name, char *base, const char **recipe);
 #define WS_MODEL_NAME_RULE                                                                                   \
     "a model's name becomes a folder: 1 to 255 bytes of UTF-8 without '/', '@', '%' and control "            \
     "characters, "                                                                                           \

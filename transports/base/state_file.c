@@ -2,9 +2,11 @@
 #include "transports/base/file.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -27,6 +29,45 @@ int ws_state_file_make_folder(const char *path)
     return mkdir(dir, 0700) == 0 || errno == EEXIST ? 0 : -errno;
 }
 
+int ws_state_file_lock(const char *path, int *out, long *owner)
+{
+    char beside[4096], pid[32] = "";
+    *owner = 0;
+    snprintf(beside, sizeof(beside), "%s.lock", path);
+    const int rc = ws_state_file_make_folder(path);
+    const int fd = rc == 0 ? open(beside, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
+    if (fd < 0)
+        return rc < 0 ? rc : -errno;
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        const int code = errno == EWOULDBLOCK ? EBUSY : errno;
+        if (pread(fd, pid, sizeof(pid) - 1, 0) > 0)
+            *owner = strtol(pid, NULL, 10);
+        close(fd);
+        return -code;
+    }
+    const int n = snprintf(pid, sizeof(pid), "%ld\n", (long)getpid());
+    const bool says = ftruncate(fd, 0) == 0 && pwrite(fd, pid, (size_t)n, 0) == n;
+    (void)says; /* it is locked all the same */
+    *out = fd;
+    return 0;
+}
+
+/* The rename is durable when the folder is. */
+static int sync_folder(const char *path)
+{
+    char dir[4096];
+    snprintf(dir, sizeof(dir), "%s", path);
+    char *slash = strrchr(dir, '/');
+    if (slash)
+        slash[slash == dir] = 0;
+    const int fd = open(slash ? dir : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    const int rc = fsync(fd) == 0 || errno == EINVAL ? 0 : -errno; /* EINVAL: a file system without */
+    close(fd);
+    return rc;
+}
+
 int ws_state_file_write(const char *path, const char *text, size_t n)
 {
     char beside[4096];
@@ -34,7 +75,8 @@ int ws_state_file_write(const char *path, const char *text, size_t n)
         return -EFBIG;
     snprintf(beside, sizeof(beside), "%s.new", path);
     int rc = ws_state_file_make_folder(path);
-    int fd = rc == 0 ? open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : -1;
+    (void)unlink(beside); /* of a crash, or another's: it is neither followed nor waited for */
+    int fd = rc == 0 ? open(beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
     if (fd < 0)
         return rc < 0 ? rc : -errno;
     rc = ws_file_write(fd, text, n);
@@ -46,7 +88,7 @@ int ws_state_file_write(const char *path, const char *text, size_t n)
         rc = -errno;
     if (rc < 0)
         (void)unlink(beside);
-    return rc;
+    return rc < 0 ? rc : sync_folder(path);
 }
 
 int ws_state_file_read(const char *path, char **out, size_t *n, struct ws_error *err)

@@ -81,12 +81,31 @@ int ws_text_u64(const char *text, uint64_t *out)
     return ws_text_digits(&text, out) || *text ? -EINVAL : 0;
 }
 
+/* The value of a hex digit, and 1 more; 0: it is none. A table, since which digit comes next cannot be predicted. */
+static const unsigned char digit_values[256] = {
+    ['0'] = 1, ['1'] = 2,  ['2'] = 3,  ['3'] = 4,  ['4'] = 5,  ['5'] = 6,  ['6'] = 7,  ['7'] = 8,
+    ['8'] = 9, ['9'] = 10, ['a'] = 11, ['b'] = 12, ['c'] = 13, ['d'] = 14, ['e'] = 15, ['f'] = 16,
+};
+
 int ws_text_hash(const char *text, uint64_t *out)
 {
-    if (!text || strspn(text, "0123456789abcdef") != 16 || text[16])
+    uint64_t value = 0;
+    for (size_t i = 0; i < WS_HASH_DIGITS; i++) {
+        const unsigned digit = text ? digit_values[(unsigned char)text[i]] : 0;
+        if (digit == 0)
+            return -EINVAL;
+        value = value << 4 | (digit - 1);
+    }
+    if (text[WS_HASH_DIGITS])
         return -EINVAL;
-    *out = strtoull(text, NULL, 16);
+    *out = value;
     return 0;
+}
+
+void ws_text_put_hash(uint64_t hash, char out[WS_HASH_DIGITS])
+{
+    for (size_t i = WS_HASH_DIGITS; i-- > 0; hash >>= 4)
+        out[i] = "0123456789abcdef"[hash & 15];
 }
 
 int ws_text_random(char *out, size_t n)

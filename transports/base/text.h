@@ -19,7 +19,10 @@ int ws_text_digits(const char **at, uint64_t *out);
 int ws_text_u64(const char *text, uint64_t *out);
 
 /* A hash as we write it: 16 lower-case hex digits, nothing else. -EINVAL; NULL is none. */
+#define WS_HASH_DIGITS 16
 int ws_text_hash(const char *text, uint64_t *out);
+/* The reverse, without a NUL: a manifest has one for each block. */
+void ws_text_put_hash(uint64_t hash, char out[WS_HASH_DIGITS]);
 /* 2 * n random hex digits and a NUL. -EIO. */
 int ws_text_random(char *out, size_t n);
 

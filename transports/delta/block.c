@@ -14,7 +14,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "deltas are written in
 
 #define HEAD_BYTES  20
 #define TILE_BYTES  (32UL << 10) /* compared, then read again while it is in the first-level cache */
-#define CHUNK_BYTES (16UL << 10) /* patched, then hashed while it is there */
+#define CHUNK_BYTES (16UL << 10) /* patched, then hashed while it is there; of whole WS_SUM_BYTES */
 #define SAMPLE      4096         /* numbers that tell how many bits are best */
 #define LEAD_BYTES  8
 #define ROOM        (WS_BLOCK_BYTES + WS_DELTA_SLACK) /* elements of the narrowest width */
@@ -449,6 +449,13 @@ static size_t least(size_t a, size_t b)
 uint64_t ws_delta_edit_apply(struct ws_hasher *h, unsigned char *dst, const unsigned char *src, size_t len,
                              struct ws_delta_edit *const *edits, size_t n)
 {
+    return ws_delta_edit_apply_by(h, dst, src, len, edits, n, NULL);
+}
+
+uint64_t ws_delta_edit_apply_by(struct ws_hasher *h, unsigned char *dst, const unsigned char *src, size_t len,
+                                struct ws_delta_edit *const *edits, size_t n,
+                                const struct ws_delta_flow *flow)
+{
     size_t copied = 0;
     ws_hasher_reset(h);
     for (size_t i = 0; i < n; i++)
@@ -459,10 +466,75 @@ uint64_t ws_delta_edit_apply(struct ws_hasher *h, unsigned char *dst, const unsi
         size_t copy = least(len, stop + n * LEAD_BYTES) - copied;
         if (src && copy > 0)
             memcpy(dst + copied, src + copied, copy);
+        else if (flow && copy > 0)
+            flow->load(flow->arg, copied, copy, dst + copied);
         copied += copy;
         for (size_t i = 0; i < n; i++)
             apply_until(edits[i], dst, least(len, stop + (n - 1 - i) * LEAD_BYTES));
         ws_hasher_add(h, dst + at, stop - at);
+        if (flow)
+            flow->store(flow->arg, at, stop - at, dst + at);
+    }
+    return ws_hasher_digest(h);
+}
+
+/* --- applying to a block in runs --- */
+
+/* Behind its last changed element. */
+static size_t segment_end(const struct ws_delta_edit *e, const struct segment *s)
+{
+    return s->begin + ((size_t)e->at[s->first + s->n - 1] + 1) * s->width;
+}
+
+static bool fits(const struct ws_delta_edit *e, const struct ws_delta_runs *runs)
+{
+    bool whole = true;
+    size_t begin = 0, k = 0;
+    for (size_t r = 0; whole && r < runs->n; begin += runs->runs[r++].n) {
+        while (k < e->segments.len && segment_end(e, &e->segments.ptr[k]) <= begin)
+            k++;
+        if (k == e->segments.len)
+            break;
+        const struct segment *s = &e->segments.ptr[k];
+        whole = begin <= s->begin || (begin - s->begin) % s->width == 0;
+    }
+    return whole;
+}
+
+bool ws_delta_edit_fits_runs(struct ws_delta_edit *const *edits, size_t n, const struct ws_delta_runs *runs)
+{
+    bool whole = true;
+    for (size_t i = 0; whole && i < n; i++)
+        whole = fits(edits[i], runs);
+    return whole;
+}
+
+/* The end of the chunk that begins at byte `at` of the run: chunks end at multiples of CHUNK_BYTES of memory. */
+static size_t chunk_end(const struct ws_delta_run *r, size_t at)
+{
+    return least(r->n, at + CHUNK_BYTES - (uintptr_t)(r->place + at) % CHUNK_BYTES);
+}
+
+uint64_t ws_delta_edit_apply_runs(struct ws_hasher *h, const struct ws_delta_runs *runs,
+                                  const unsigned char *src, struct ws_delta_edit *const *edits, size_t n)
+{
+    size_t begin = 0; /* of the run in the block */
+    ws_hasher_reset(h);
+    for (size_t i = 0; i < n; i++)
+        rewind_edit(edits[i]);
+    for (size_t k = 0; k < runs->n; begin += runs->runs[k++].n) {
+        const struct ws_delta_run *r = &runs->runs[k];
+        /* where the block would begin if all of it lay here: only what lies in the run is looked at */
+        unsigned char *dst = (unsigned char *)((uintptr_t)r->place - begin);
+        if (src)
+            memcpy(r->place, src + begin, r->n);
+        for (size_t at = 0, stop; at < r->n; at = stop) {
+            stop = chunk_end(r, at);
+            for (size_t i = 0; i < n; i++)
+                apply_until(edits[i], dst, begin + least(r->n, stop + (n - 1 - i) * LEAD_BYTES));
+            ws_hasher_add(h, r->place + at, stop - at);
+            runs->patched(runs->arg, k, at, stop - at);
+        }
     }
     return ws_hasher_digest(h);
 }

@@ -109,5 +109,35 @@ void ws_delta_edit_each(const struct ws_delta_edit *e,
  * memory. h: to work with. */
 uint64_t ws_delta_edit_apply(struct ws_hasher *h, unsigned char *dst, const unsigned char *src, size_t len,
                              struct ws_delta_edit *const *edits, size_t n);
+/* For a block that is elsewhere: its bytes are brought to dst shortly before they are patched, and taken from there when
+ * they are hashed, piece by piece and in order, while they are in the cache. */
+struct ws_delta_flow {
+    void (*load)(void *arg, size_t at, size_t n, unsigned char *to);
+    void (*store)(void *arg, size_t at, size_t n, const unsigned char *from);
+    void *arg;
+};
+/* The same where the block is brought and taken so, or with src not NULL only taken; dst is a buffer of len bytes. */
+uint64_t ws_delta_edit_apply_by(struct ws_hasher *h, unsigned char *dst, const unsigned char *src, size_t len,
+                                struct ws_delta_edit *const *edits, size_t n,
+                                const struct ws_delta_flow *flow);
+/* For a block that lies in several runs of memory, whose bytes follow each other in the block. */
+struct ws_delta_run {
+    unsigned char *place;
+    size_t n;
+};
+struct ws_delta_runs {
+    const struct ws_delta_run *runs;
+    size_t n;
+    /* n bytes of a run from its byte `at` on are patched, and still in the cache. In order; they end where the run does, or
+     * at an address that is a multiple of WS_SUM_BYTES. */
+    void (*patched)(void *arg, size_t run, size_t at, size_t n);
+    void *arg;
+};
+/* Lies each element that the edits change in one run? */
+bool ws_delta_edit_fits_runs(struct ws_delta_edit *const *edits, size_t n, const struct ws_delta_runs *runs);
+/* The same where the block lies so, and the edits fit: what does not change is not written. With src not NULL it is copied
+ * from there first. */
+uint64_t ws_delta_edit_apply_runs(struct ws_hasher *h, const struct ws_delta_runs *runs,
+                                  const unsigned char *src, struct ws_delta_edit *const *edits, size_t n);
 
 #endif

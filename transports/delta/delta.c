@@ -9,6 +9,8 @@
 #include <string.h>
 #include <time.h>
 
+#define PART_WORDS ((WS_MAX_STREAMS + 63) / 64)
+
 struct ws_delta {
     atomic_uint refs;
     struct ws_delta_link link;
@@ -19,9 +21,14 @@ struct ws_delta {
     _Atomic(uint64_t) n;                      /* of order */
     _Atomic(uint64_t) bytes, n_changed, n_whole;
     atomic_int state;
+    unsigned n_parts;           /* guarded by lock: the division by which parts have ended; 0: none has */
+    uint64_t parts[PART_WORDS]; /* guarded by lock: bit i: part i is whole */
     pthread_mutex_t lock;
     pthread_cond_t ended;
-    LIST_HEAD(ws_delta_waiters, ws_delta_waiter) waiters; /* guarded by lock */
+    /* guarded by lock */
+    LIST_HEAD(ws_delta_waiters, ws_delta_waiter) waiters;
+    LIST_HEAD(ws_delta_senders, ws_delta_sender) senders;
+    bool is_dropped;
 };
 
 const char *ws_delta_state_name(enum ws_delta_state s)
@@ -33,7 +40,7 @@ const char *ws_delta_state_name(enum ws_delta_state s)
 static void delta_free(struct ws_delta *d)
 {
     uint64_t n = d->order ? atomic_load(&d->n) : 0;
-    assert(LIST_EMPTY(&d->waiters));
+    assert(LIST_EMPTY(&d->waiters) && LIST_EMPTY(&d->senders));
     for (uint64_t i = 0; i < n; i++)
         free(atomic_load(&d->order[i]));
     free(d->at);
@@ -144,7 +151,41 @@ void ws_delta_end(struct ws_delta *d, enum ws_delta_state state)
     notify_waiters(d);
 }
 
+/* Under lock. */
+static enum ws_delta_state part_state(const struct ws_delta *d, unsigned part, unsigned parts)
+{
+    const enum ws_delta_state state = (enum ws_delta_state)atomic_load(&d->state);
+    if (state == WS_DELTA_GROWING && parts == d->n_parts && d->parts[part / 64] & 1UL << part % 64)
+        return WS_DELTA_WHOLE;
+    return state;
+}
+
+void ws_delta_end_part(struct ws_delta *d, unsigned part, unsigned parts)
+{
+    assert(part < parts && parts <= WS_MAX_STREAMS);
+    pthread_mutex_lock(&d->lock);
+    if (d->n_parts == 0 || d->n_parts == parts) {
+        d->n_parts = parts;
+        d->parts[part / 64] |= 1UL << part % 64;
+    }
+    pthread_mutex_unlock(&d->lock);
+    notify_waiters(d);
+}
+
+enum ws_delta_state ws_delta_part_state(struct ws_delta *d, unsigned part, unsigned parts)
+{
+    pthread_mutex_lock(&d->lock);
+    const enum ws_delta_state state = part_state(d, part, parts);
+    pthread_mutex_unlock(&d->lock);
+    return state;
+}
+
 /* --- reading --- */
+
+uint64_t ws_delta_number(const struct ws_delta *d, size_t file, size_t block)
+{
+    return d->first[file] + block;
+}
 
 const struct ws_delta_record *ws_delta_at(const struct ws_delta *d, size_t file, size_t block)
 {
@@ -183,10 +224,10 @@ void ws_delta_stats(const struct ws_delta *d, struct ws_delta_stats *out)
 
 /* --- waiting --- */
 
-bool ws_delta_wait(struct ws_delta *d, size_t i, struct ws_delta_waiter *w)
+bool ws_delta_wait(struct ws_delta *d, size_t i, unsigned part, unsigned parts, struct ws_delta_waiter *w)
 {
     pthread_mutex_lock(&d->lock);
-    const bool waiting = atomic_load(&d->n) <= i && atomic_load(&d->state) == WS_DELTA_GROWING;
+    const bool waiting = atomic_load(&d->n) <= i && part_state(d, part, parts) == WS_DELTA_GROWING;
     w->waiting = waiting;
     if (waiting)
         LIST_INSERT_HEAD(&d->waiters, w, entry);
@@ -204,6 +245,39 @@ bool ws_delta_wait_cancel(struct ws_delta *d, struct ws_delta_waiter *w)
     }
     pthread_mutex_unlock(&d->lock);
     return waiting;
+}
+
+/* --- senders --- */
+
+bool ws_delta_sender_add(struct ws_delta *d, struct ws_delta_sender *s)
+{
+    pthread_mutex_lock(&d->lock);
+    const bool here = !d->is_dropped;
+    if (here)
+        LIST_INSERT_HEAD(&d->senders, s, entry);
+    pthread_mutex_unlock(&d->lock);
+    return here;
+}
+
+void ws_delta_sender_remove(struct ws_delta *d, struct ws_delta_sender *s)
+{
+    pthread_mutex_lock(&d->lock);
+    if (!d->is_dropped)
+        LIST_REMOVE(s, entry);
+    pthread_mutex_unlock(&d->lock);
+}
+
+void ws_delta_drop(struct ws_delta *d)
+{
+    struct ws_delta_sender *s;
+    pthread_mutex_lock(&d->lock);
+    d->is_dropped = true;
+    while ((s = LIST_FIRST(&d->senders))) {
+        LIST_REMOVE(s, entry);
+        s->dropped(s->arg);
+    }
+    pthread_mutex_unlock(&d->lock);
+    ws_delta_put(d);
 }
 
 bool ws_delta_wait_ended(struct ws_delta *d, unsigned timeout_ms)

@@ -34,7 +34,13 @@ uint64_t ws_delta_blocks(const struct ws_delta *d); /* of the target */
  * record already. */
 WS_MUST_USE int ws_delta_add(struct ws_delta *d, struct ws_delta_record *r);
 void ws_delta_end(struct ws_delta *d, enum ws_delta_state state); /* once; nothing is added afterwards */
+/* All records of a part (part, parts: as ws_delta_next's) are here, though the delta grows on: who reads that part need
+ * not wait for the rest. Mounts that fetch their parts from each other would wait for good. parts: WS_MAX_STREAMS at
+ * most; of several divisions the first counts. */
+void ws_delta_end_part(struct ws_delta *d, unsigned part, unsigned parts);
 
+/* The number of a block among those of all files. */
+uint64_t ws_delta_number(const struct ws_delta *d, size_t file, size_t block);
 /* The record of a block, or NULL. It lives as long as the delta. */
 const struct ws_delta_record *ws_delta_at(const struct ws_delta *d, size_t file, size_t block);
 /* The next record at or after *i, in the order of arrival, of those whose block (counted over all files)
@@ -43,8 +49,10 @@ const struct ws_delta_record *ws_delta_next(const struct ws_delta *d, size_t *i,
                                             unsigned parts);
 /* Call it before ws_delta_next: if the delta had ended by then, NULL from that is final. */
 enum ws_delta_state ws_delta_state(const struct ws_delta *d);
+enum ws_delta_state ws_delta_part_state(struct ws_delta *d, unsigned part,
+                                        unsigned parts); /* the same, of a part */
 
-/* Is notified once, when there are more than i records or the delta has ended; by the thread that added or
+/* Is notified once, when there are more than i records or the delta, or a part, has ended; by the thread that added or
  * ended, with the delta's lock held. */
 struct ws_delta_waiter {
     void (*notify)(void *arg);
@@ -53,12 +61,24 @@ struct ws_delta_waiter {
     LIST_ENTRY(ws_delta_waiter) entry;
     bool waiting;
 };
-/* false: there are more than i already, or the delta has ended: w is not notified. */
-bool ws_delta_wait(struct ws_delta *d, size_t i, struct ws_delta_waiter *w);
+/* false: there are more than i already, or the delta or that part has ended: w is not notified. */
+bool ws_delta_wait(struct ws_delta *d, size_t i, unsigned part, unsigned parts, struct ws_delta_waiter *w);
 /* w is not notified once this has returned. true: it was still waiting. */
 bool ws_delta_wait_cancel(struct ws_delta *d, struct ws_delta_waiter *w);
 /* Blocks until the delta has ended; false at the timeout. */
 bool ws_delta_wait_ended(struct ws_delta *d, unsigned timeout_ms);
+
+/* One that sends the delta to a client, which may take it slowly. Is notified once, with the delta's lock held, when
+ * the delta is dropped: it should let it go soon, since what a cache has dropped is to be free. */
+struct ws_delta_sender {
+    void (*dropped)(void *arg);
+    void *arg;
+    LIST_ENTRY(ws_delta_sender) entry; /* guarded by the delta's lock */
+};
+bool ws_delta_sender_add(struct ws_delta *d, struct ws_delta_sender *s); /* false: it was dropped already */
+void ws_delta_sender_remove(struct ws_delta *d,
+                            struct ws_delta_sender *s); /* it is not notified afterwards */
+void ws_delta_drop(struct ws_delta *d);                 /* puts it, too */
 
 struct ws_delta_stats {
     enum ws_delta_state state;

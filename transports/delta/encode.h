@@ -17,4 +17,19 @@ struct ws_delta_side {
 void ws_delta_encode(struct ws_delta *d, const struct ws_delta_side *base, const struct ws_delta_side *target,
                      int level, uint64_t most_bytes, struct ws_workers *workers, const atomic_bool *stop);
 
+/* The same block by block, for a caller that has a reason for an order of its own. */
+struct ws_delta_comparer;
+/* Both sides and their bytes stay the caller's until it is freed; the headers of the target's safetensors files have to
+ * be there already. NULL: no memory. */
+struct ws_delta_comparer *ws_delta_comparer_new(const struct ws_delta_side *base,
+                                                const struct ws_delta_side *target, int level,
+                                                unsigned n_workers);
+void ws_delta_comparer_free(struct ws_delta_comparer *c); /* NULL is fine */
+/* Has the block the same hash in both manifests? */
+bool ws_delta_comparer_is_equal(const struct ws_delta_comparer *c, size_t file, size_t block);
+/* The record of a block that differs, by numbers of the target's manifest; the caller's. worker: below n_workers, each
+ * used by one thread at a time. NULL: no memory. */
+struct ws_delta_record *ws_delta_comparer_block(struct ws_delta_comparer *c, size_t file, size_t block,
+                                                unsigned worker);
+
 #endif

@@ -15,5 +15,14 @@ void ws_patcher_free(struct ws_patcher *p);
 WS_MUST_USE int ws_patcher_block(struct ws_patcher *p, unsigned char *dst, const unsigned char *src,
                                  size_t len, const struct ws_delta_record *const *chain, size_t n,
                                  uint64_t *hash, struct ws_error *err);
+/* The same for a block that is elsewhere (struct ws_delta_flow): parts of the result have been stored when this fails. */
+WS_MUST_USE int ws_patcher_block_by(struct ws_patcher *p, const struct ws_delta_flow *flow, size_t len,
+                                    const struct ws_delta_record *const *chain, size_t n, uint64_t *hash,
+                                    struct ws_error *err);
+/* The same for a block of len bytes that lies in runs, where it is changed. -EXDEV: an element lies in two of them. Nothing
+ * was written when this fails. */
+WS_MUST_USE int ws_patcher_block_runs(struct ws_patcher *p, const struct ws_delta_runs *runs, size_t len,
+                                      const struct ws_delta_record *const *chain, size_t n, uint64_t *hash,
+                                      struct ws_error *err);
 
 #endif

@@ -3,9 +3,18 @@
 
 static void drop(struct ws_delta_set *s, size_t i)
 {
-    ws_delta_put(s->list[i]);
+    ws_delta_drop(s->list[i]);
     s->n--;
     memmove(&s->list[i], &s->list[i + 1], (s->n - i) * sizeof(s->list[0]));
+}
+
+void ws_delta_set_drop(struct ws_delta_set *s, const struct ws_delta *d)
+{
+    for (size_t i = 0; i < s->n; i++)
+        if (s->list[i] == d) {
+            drop(s, i);
+            return;
+        }
 }
 
 void ws_delta_set_drop_oldest(struct ws_delta_set *s)

@@ -17,7 +17,8 @@ struct ws_delta *ws_delta_set_find(const struct ws_delta_set *s, const struct ws
 /* The chain that leads to a version, as listing.h has it, the last link first. New reference. */
 json_t *ws_delta_set_chain_json(const struct ws_delta_set *s, const struct ws_version_id *target);
 uint64_t ws_delta_set_bytes(const struct ws_delta_set *s);
-void ws_delta_set_drop_oldest(struct ws_delta_set *s); /* nothing where it is empty */
+void ws_delta_set_drop(struct ws_delta_set *s, const struct ws_delta *d); /* nothing where it is not in it */
+void ws_delta_set_drop_oldest(struct ws_delta_set *s);                    /* nothing where it is empty */
 void ws_delta_set_clear(struct ws_delta_set *s);
 
 #endif

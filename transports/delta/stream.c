@@ -119,8 +119,11 @@ static void begin_end(struct ws_delta_stream_writer *w, enum ws_delta_state stat
 /* Goes on to the next head when the last record is out; false: there is none yet. */
 static bool advance(struct ws_delta_stream_writer *w)
 {
-    enum ws_delta_state state = ws_delta_state(w->delta);
-    const struct ws_delta_record *r = ws_delta_next(w->delta, &w->next, w->part, w->parts);
+    enum ws_delta_state state = ws_delta_part_state(w->delta, w->part, w->parts); /* before the last record */
+    const struct ws_delta_record *r;
+    do
+        r = ws_delta_next(w->delta, &w->next, w->part, w->parts);
+    while (r && w->filter && !ws_delta_filter_has(w->filter, ws_delta_number(w->delta, r->file, r->block)));
     if (r)
         begin_record(w, r);
     else if (state != WS_DELTA_GROWING)

@@ -10,7 +10,8 @@
  *         u64  the target's version
  *         u64  blocks of all files of the target
  *         u32  part      this stream has the blocks (counted over all files, in the order of the target's
- *         u32  parts     manifest, from 0) that leave `part` when divided by `parts`; all of them: 0, 1
+ *         u32  parts     manifest, from 0) that leave `part` when divided by `parts`; all of them: 0, 1.
+ *                        A client that asked for some blocks alone (only=, delta/filter.h) may get those alone
  *         40   the base's lineage, filled with zeros
  *         40   the target's
  *         32   the digest of the base's manifest, in lower-case hex
@@ -43,6 +44,7 @@
 #ifndef WS_TRANSPORTS_DELTA_STREAM_H
 #define WS_TRANSPORTS_DELTA_STREAM_H
 #include "transports/delta/delta.h"
+#include "transports/delta/filter.h"
 
 #define WS_DELTA_HEAD_BYTES   200
 #define WS_DELTA_RECORD_BYTES 32
@@ -54,6 +56,7 @@ void ws_delta_stream_record_head(const struct ws_delta_record *r, unsigned char 
 struct ws_delta_stream_writer {
     struct ws_delta *delta; /* borrowed */
     unsigned part, parts;
+    const struct ws_delta_filter *filter; /* borrowed; NULL: all records; set by the caller after init */
     size_t next;                          /* place in the order of arrival */
     const struct ws_delta_record *record; /* whose data goes out now */
     unsigned char head[WS_DELTA_HEAD_BYTES];

@@ -1,7 +1,8 @@
 #include "transports/dir/archive_listing.h"
-#include "transports/base/below.h"
+#include "transports/base/json_size.h"
 #include "transports/base/name.h"
 #include "transports/base/number.h"
+#include "transports/protocol/listing.h"
 #include <errno.h>
 #include <stdlib.h>
 
@@ -73,19 +74,18 @@ static int parse(struct ws_archive_listing *l, const json_t *listing, const char
     return 0;
 }
 
-int ws_archive_listing_read(const char *root, const char *below, struct ws_archive_listing *out,
-                            struct ws_error *err)
+json_t *ws_archive_json(const char *text, size_t n)
 {
-    char path[WS_ARCHIVE_PATH_BYTES], *text;
-    size_t n;
+    return ws_json_is_modest(text, n) ? json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL) : NULL;
+}
+
+int ws_archive_listing_parse(const char *text, size_t n, const char *path, struct ws_archive_listing *out,
+                             struct ws_error *err)
+{
     *out = (struct ws_archive_listing){0};
-    ws_archive_path(path, root, NULL, UINT64_MAX, "models");
-    int rc = ws_below_read(below, path, WS_MAX_REPLY_BYTES, &text, &n, err);
-    if (rc < 0)
-        return rc;
-    json_t *listing = json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL);
-    free(text);
-    rc = parse(out, listing, path, err);
+    json_t *listing = ws_archive_json(text, n);
+    ws_listing_join(listing);
+    int rc = parse(out, listing, path, err);
     json_decref(listing);
     if (rc < 0)
         ws_archive_listing_free(out);
@@ -138,7 +138,9 @@ json_t *ws_archive_listing_json(const struct ws_archive_listing *l, const char *
     for (size_t i = 0; i < l->models.len; i++)
         if (l->models.ptr[i].entries.len > 0 && (!model || strcmp(model, l->models.ptr[i].name) == 0))
             json_array_append_new(models, model_json(&l->models.ptr[i]));
-    return json_pack("{s:I,s:b,s:o}", "seq", (json_int_t)l->seq, "static", 1, "models", models);
+    json_t *out = json_pack("{s:I,s:b,s:o}", "seq", (json_int_t)l->seq, "static", 1, "models", models);
+    ws_listing_split(out);
+    return out;
 }
 
 /* --- finding and changing --- */

@@ -41,9 +41,11 @@ static inline bool ws_archive_entry_is_anchor(const struct ws_archive_entry *e)
     return !e->base.lineage[0];
 }
 
-/* ROOT/v1/models; below: as ws_below_open. -ENOENT: there is no archive; -EBADMSG: damaged. */
-WS_MUST_USE int ws_archive_listing_read(const char *root, const char *below, struct ws_archive_listing *out,
-                                        struct ws_error *err);
+/* What a file of an archive has in JSON; new reference. NULL: it is none, or takes too much (json_size.h). */
+json_t *ws_archive_json(const char *text, size_t n);
+/* Of the file v1/models; path: what it is called in errors. -EBADMSG: damaged. */
+WS_MUST_USE int ws_archive_listing_parse(const char *text, size_t n, const char *path,
+                                         struct ws_archive_listing *out, struct ws_error *err);
 void ws_archive_listing_free(struct ws_archive_listing *l);
 /* model NULL: all. New reference; NULL: no memory. */
 json_t *ws_archive_listing_json(const struct ws_archive_listing *l, const char *model);

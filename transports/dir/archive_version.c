@@ -1,15 +1,10 @@
 #include "transports/dir/archive_version.h"
-#include "transports/base/below.h"
-#include "transports/base/file.h"
 #include "transports/delta/listing.h"
 #include "transports/delta/stream.h"
-#include "transports/dir/archive_files.h"
-#include "transports/dir/archive_listing.h"
 #include "transports/simd/copy.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 
 #define PIECE_BYTES (1UL << 20)
 
@@ -31,7 +26,42 @@ static int stopped(const struct ws_archive_write *w, struct ws_error *err)
                         m->version);
 }
 
-static int write_blocks(const struct ws_archive_write *w, size_t file, int fd, const char *path,
+static const atomic_bool *stop_of(const struct ws_archive_write *w)
+{
+    return w->hooks ? w->hooks->stop : NULL;
+}
+
+static int new_file(const struct ws_archive_write *w, const char *path, uint64_t size,
+                    struct ws_archive_file **out, struct ws_error *err)
+{
+    return w->store->ops->file_new(w->store, path, size, stop_of(w), out, err);
+}
+
+static int end_file(const struct ws_archive_write *w, struct ws_archive_file *f, int rc, struct ws_error *err)
+{
+    return w->store->ops->file_end(f, rc, err);
+}
+
+static int write_piece(const struct ws_archive_write *w, struct ws_archive_file *f, const void *bytes,
+                       size_t n, struct ws_error *err)
+{
+    if (is_stopped(w))
+        return stopped(w, err);
+    int rc = w->store->ops->file_write(f, bytes, n, err);
+    if (rc == 0)
+        report_written(w, n);
+    return rc;
+}
+
+static int write_text(const struct ws_archive_write *w, const char *path, const char *text, size_t n,
+                      struct ws_error *err)
+{
+    struct ws_archive_file *f;
+    int rc = new_file(w, path, n, &f, err);
+    return rc < 0 ? rc : end_file(w, f, w->store->ops->file_write(f, text, n, err), err);
+}
+
+static int write_blocks(const struct ws_archive_write *w, size_t file, struct ws_archive_file *to,
                         struct ws_error *err)
 {
     const struct ws_manifest *m = w->version->manifest;
@@ -46,15 +76,8 @@ static int write_blocks(const struct ws_archive_write *w, size_t file, int fd, c
             rc = ws_error_set(err, EBADMSG,
                               "block %zu of %s/%" PRIu64 "/%s has bytes that are not the manifest's", i,
                               m->model, m->version, f->name);
-        for (size_t at = 0; rc == 0 && at < n; at += PIECE_BYTES) {
-            const size_t more = n - at < PIECE_BYTES ? n - at : PIECE_BYTES;
-            if (is_stopped(w))
-                return stopped(w, err);
-            if (ws_file_write(fd, w->buffer + at, more) < 0)
-                rc = ws_archive_files_error(err, "write", path);
-            else
-                report_written(w, more);
-        }
+        for (size_t at = 0; rc == 0 && at < n; at += PIECE_BYTES)
+            rc = write_piece(w, to, w->buffer + at, n - at < PIECE_BYTES ? n - at : PIECE_BYTES, err);
     }
     return rc;
 }
@@ -62,41 +85,35 @@ static int write_blocks(const struct ws_archive_write *w, size_t file, int fd, c
 static int write_files(const struct ws_archive_write *w, const char *folder, struct ws_error *err)
 {
     const struct ws_manifest *m = w->version->manifest;
-    char files[WS_ARCHIVE_PATH_BYTES], path[WS_ARCHIVE_PATH_BYTES];
-    snprintf(files, sizeof(files), "%s/files", folder);
-    int rc = ws_archive_files_make_folder(files, err);
+    char path[WS_ARCHIVE_PATH_BYTES];
+    int rc = 0;
     for (size_t i = 0; rc == 0 && i < m->n_files; i++) {
-        snprintf(path, sizeof(path), "%s/%s", files, m->files[i].name);
-        int fd = ws_archive_files_create(path, err);
-        if (fd < 0)
-            return fd;
-        rc = ws_archive_files_finish(fd, path, write_blocks(w, i, fd, path, err), err);
+        struct ws_archive_file *f;
+        snprintf(path, sizeof(path), "%s/files/%s", folder, m->files[i].name);
+        rc = new_file(w, path, m->files[i].size_bytes, &f, err);
+        if (rc == 0)
+            rc = end_file(w, f, write_blocks(w, i, f, err), err);
     }
-    return rc == 0 ? ws_archive_files_sync(files, err) : rc;
+    return rc;
 }
 
 static int write_stream(const struct ws_archive_write *w, const char *folder, struct ws_error *err)
 {
     char path[WS_ARCHIVE_PATH_BYTES];
     struct ws_delta_stream_writer writer;
+    struct ws_archive_file *f;
     ssize_t n = 0;
     snprintf(path, sizeof(path), "%s/delta", folder);
-    int fd = ws_archive_files_create(path, err);
-    if (fd < 0)
-        return fd;
-    int rc = ws_delta_stream_writer_init(&writer, w->delta, 0, 1);
+    int rc = new_file(w, path, ws_delta_stream_bytes(w->delta, 0, 1), &f, err);
+    if (rc < 0)
+        return rc;
+    rc = ws_delta_stream_writer_init(&writer, w->delta, 0, 1);
     if (rc < 0)
         rc = ws_error_set(err, ENOMEM, "no memory for the stream of a delta");
-    while (rc == 0 && (n = ws_delta_stream_write(&writer, w->buffer, PIECE_BYTES)) > 0) {
-        if (is_stopped(w))
-            rc = stopped(w, err);
-        else if (ws_file_write(fd, w->buffer, (size_t)n) < 0)
-            rc = ws_archive_files_error(err, "write", path);
-        else
-            report_written(w, (uint64_t)n);
-    }
+    while (rc == 0 && (n = ws_delta_stream_write(&writer, w->buffer, PIECE_BYTES)) > 0)
+        rc = write_piece(w, f, w->buffer, (size_t)n, err);
     ws_delta_stream_writer_free(&writer);
-    return ws_archive_files_finish(fd, path, rc, err);
+    return end_file(w, f, rc, err);
 }
 
 /* The chain back to the anchor: this link, and those of the base. A file is one stream: "parts":1. */
@@ -109,11 +126,11 @@ static int make_chain(const struct ws_archive_write *w, json_t *chain, struct ws
     size_t n, i;
     json_object_set_new(mine, "parts", json_integer(1));
     json_array_append_new(chain, mine);
-    ws_archive_path(path, w->root, model, l->base.version, "deltas");
-    int rc = ws_below_read(NULL, path, WS_MAX_REPLY_BYTES, &text, &n, err);
+    ws_archive_path(path, w->store->root, model, l->base.version, "deltas");
+    int rc = w->store->ops->get(w->store, path, WS_MAX_REPLY_BYTES, NULL, stop_of(w), &text, &n, err);
     if (rc < 0)
         return rc;
-    json_t *file = json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL);
+    json_t *file = ws_archive_json(text, n);
     free(text);
     theirs = json_object_get(file, "deltas");
     if (!json_is_array(theirs))
@@ -139,7 +156,7 @@ static int write_chain(const struct ws_archive_write *w, const char *folder, str
     json_decref(all);
     snprintf(path, sizeof(path), "%s/deltas", folder);
     if (rc == 0)
-        rc = text ? ws_archive_files_write(path, text, strlen(text), err)
+        rc = text ? write_text(w, path, text, strlen(text), err)
                   : ws_error_set(err, ENOMEM, "no memory for a list of deltas");
     free(text);
     return rc;
@@ -151,7 +168,7 @@ static int write_signature(const struct ws_archive_write *w, const char *folder,
     int rc = w->hooks && w->hooks->signature ? w->hooks->signature(w->hooks->arg, &text, err) : 0;
     snprintf(path, sizeof(path), "%s/signature", folder);
     if (rc == 0 && text)
-        rc = ws_archive_files_write(path, text, strlen(text), err);
+        rc = write_text(w, path, text, strlen(text), err);
     free(text);
     return rc;
 }
@@ -160,14 +177,10 @@ int ws_archive_version_write(const struct ws_archive_write *w, const char *folde
 {
     char path[WS_ARCHIVE_PATH_BYTES];
     snprintf(path, sizeof(path), "%s/manifest", folder);
-    if (mkdir(folder, WS_ARCHIVE_FOLDER_MODE) < 0)
-        return ws_archive_files_error(err, "make", folder);
     int rc = w->delta ? write_stream(w, folder, err) : write_files(w, folder, err);
     if (rc == 0)
         rc = write_chain(w, folder, err);
     if (rc == 0)
-        rc = ws_archive_files_write(path, w->version->json, w->version->json_bytes, err);
-    if (rc == 0)
         rc = write_signature(w, folder, err);
-    return rc == 0 ? ws_archive_files_sync(folder, err) : rc;
+    return rc == 0 ? write_text(w, path, w->version->json, w->version->json_bytes, err) : rc;
 }

@@ -251,7 +251,7 @@ static int dir_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
     int rc = open_file(l, f->manifest, file, err);
     for (size_t i = f->first; rc == 0 && i < f->first + f->n; i++) {
         const size_t n = ws_manifest_block_bytes(file, i);
-        unsigned char *dst = f->dst + i * WS_BLOCK_BYTES;
+        unsigned char *dst = ws_fetch_dst(f, i);
         if (f->cancel && atomic_load(f->cancel))
             return ws_error_set(err, ECANCELED, "the transfer was stopped");
         const ssize_t got = ws_file_read(l->fd, dst, n, i * WS_BLOCK_BYTES);

@@ -6,6 +6,7 @@
 #include "transports/base/vector.h"
 #include "transports/format/shards.h"
 #include <errno.h>
+#include <inttypes.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -261,4 +262,19 @@ void ws_folder_index_free(struct ws_folder_index *index)
         return;
     free(index->names);
     free(index);
+}
+
+int ws_folder_index_write(FILE *f, const struct ws_folder_index_entry *entries, size_t n,
+                          uint64_t total_bytes, struct ws_error *err)
+{
+    fprintf(f, "{\n  \"metadata\": {\n    \"total_size\": %" PRIu64 "\n  },\n  \"weight_map\": {",
+            total_bytes);
+    for (size_t i = 0; i < n; i++) {
+        fputs(i ? ",\n    " : "\n    ", f);
+        if (ws_json_put_string(f, entries[i].tensor) < 0 || fputs(": ", f) < 0 ||
+            ws_json_put_string(f, entries[i].file) < 0)
+            return ws_error_set(err, EBADMSG, "the name of a tensor or of a file is no UTF-8");
+    }
+    fputs("\n  }\n}\n", f);
+    return 0;
 }

@@ -6,6 +6,7 @@
 #include "transports/format/safetensors.h"
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #define WS_FOLDER_INDEX_NAME "model.safetensors.index.json"
 
@@ -31,5 +32,8 @@ WS_MUST_USE int ws_folder_index_select(const struct ws_folder_index *index, cons
 WS_MUST_USE int ws_folder_index_check(const struct ws_folder_index *index, const char *file,
                                       const struct ws_safetensors *st, struct ws_error *err);
 void ws_folder_index_free(struct ws_folder_index *index); /* NULL is fine */
+/* Writes an index of n tensors, as they are ordered; total_bytes: of all of them. -EBADMSG: a name is no UTF-8. */
+WS_MUST_USE int ws_folder_index_write(FILE *f, const struct ws_folder_index_entry *entries, size_t n,
+                                      uint64_t total_bytes, struct ws_error *err);
 
 #endif

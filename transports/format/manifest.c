@@ -179,10 +179,10 @@ void ws_manifest_seal(struct ws_manifest *m)
     hash_string(&state, m->lineage);
     hash_number(&state, m->version);
     hash_number(&state, m->n_files);
-    m->total_bytes = 0;
+    uint64_t total = 0;
     for (size_t i = 0; i < m->n_files; i++) {
         hash_file(&state, &m->files[i]);
-        m->total_bytes += m->files[i].size_bytes; /* no overflow: WS_MAX_FILES of 2^44 */
+        total += m->files[i].size_bytes; /* no overflow: WS_MAX_FILES of 2^44 */
     }
     hash_number(&state, m->n_frozen);
     for (size_t i = 0; i < m->n_frozen; i++)
@@ -193,6 +193,8 @@ void ws_manifest_seal(struct ws_manifest *m)
         m->digest[2 * i + 1] = hex[digest.digest[i] & 15];
     }
     m->digest[2 * sizeof(digest.digest)] = '\0';
+    if (m->total_bytes != total) /* it may be known already, and be read */
+        m->total_bytes = total;
 }
 
 static int by_name(const void *key, const void *file)
@@ -205,6 +207,16 @@ const struct ws_manifest_file *ws_manifest_find(const struct ws_manifest *m, con
     if (m->n_files == 0)
         return NULL;
     return bsearch(name, m->files, m->n_files, sizeof(*m->files), by_name);
+}
+
+bool ws_manifest_has_same_files(const struct ws_manifest *a, const struct ws_manifest *b)
+{
+    bool same = a->n_files == b->n_files;
+
+    for (size_t i = 0; same && i < a->n_files; i++)
+        same = a->files[i].size_bytes == b->files[i].size_bytes &&
+               strcmp(a->files[i].name, b->files[i].name) == 0;
+    return same;
 }
 
 int ws_manifest_copy(const struct ws_manifest *m, struct ws_manifest **out)

@@ -67,6 +67,8 @@ WS_MUST_USE int ws_manifest_from_json(const char *json, size_t len, struct ws_ma
                                       struct ws_error *err);
 /* NULL when there is no such file. Binary search. */
 const struct ws_manifest_file *ws_manifest_find(const struct ws_manifest *m, const char *name);
+/* Have both the same files, of the same sizes? */
+bool ws_manifest_has_same_files(const struct ws_manifest *a, const struct ws_manifest *b);
 WS_MUST_USE int ws_manifest_copy(const struct ws_manifest *m, struct ws_manifest **out);
 void ws_manifest_free(struct ws_manifest *m); /* NULL is fine */
 /* Is this a run id: 1 to WS_LINEAGE_CHARS of [A-Za-z0-9._-]? */

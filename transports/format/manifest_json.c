@@ -17,9 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FORMAT      1
-#define HASH_DIGITS 16
-#define KEY_CHARS   64
+#define FORMAT    1
+#define KEY_CHARS 64
 
 static int out_of_memory(struct ws_error *err)
 {
@@ -46,8 +45,12 @@ static int put_file(FILE *f, const struct ws_manifest_file *file, struct ws_erro
     if (rc < 0)
         return rc;
     fprintf(f, ",\"size\":%lu,\"header_bytes\":%lu,\"xxh3\":[", file->size_bytes, file->header_bytes);
-    for (size_t i = 0; i < file->n_blocks; i++)
-        fprintf(f, i ? ",\"%016lx\"" : "\"%016lx\"", file->hashes[i]);
+    for (size_t i = 0; i < file->n_blocks; i++) {
+        char text[WS_HASH_DIGITS + 3] = ",\"";
+        ws_text_put_hash(file->hashes[i], text + 2);
+        text[WS_HASH_DIGITS + 2] = '"';
+        fwrite(text + (i == 0), 1, sizeof(text) - (i == 0), f);
+    }
     fputs("]}", f);
     return 0;
 }
@@ -131,7 +134,7 @@ static int add_hash(struct reading *r, const char *digits, struct ws_error *err)
 
 static int read_hashes(struct reading *r, struct ws_error *err)
 {
-    char digits[HASH_DIGITS + 1];
+    char digits[WS_HASH_DIGITS + 1];
     int rc = ws_json_enter(&r->j, '[', err);
 
     while (rc == 0 && (rc = ws_json_element(&r->j, err)) == 1) {

@@ -30,6 +30,13 @@ void ws_node_part_tensor(char out[WS_NODE_PART_NAME_BYTES], size_t i)
     snprintf(out, WS_NODE_PART_NAME_BYTES, "%07zu", i);
 }
 
+bool ws_node_part_is_of(const char *part_file, const char *file)
+{
+    const size_t n = strlen(file);
+    return strncmp(part_file, file, n) == 0 &&
+           (part_file[n] == '\0' || strcmp(part_file + n, WS_NODE_PART_HEADER) == 0);
+}
+
 /* --- written --- */
 
 static json_t *numbers(const uint64_t *v, unsigned n)

@@ -6,14 +6,11 @@
  * dense. The file WS_NODE_PART_FILE says what they are. The part of the node with rank 0 has the rest, too:
  * sidecars and index under their own names, and the headers of the shard files as NAME WS_NODE_PART_HEADER.
  *
- * Merging is the other way round: all parts of one version and placement make the whole files again.
- * Everything that is read here is input: bounds and sizes are checked, and that the pieces cover each tensor
- * exactly. Pure functions over memory. */
+ * All parts of one version and placement make the whole files again: node_part_map.h. What is read here is input:
+ * bounds and sizes are checked. Pure functions over memory. */
 #ifndef WS_TRANSPORTS_FORMAT_NODE_PART_H
 #define WS_TRANSPORTS_FORMAT_NODE_PART_H
-#include "transports/base/workers.h"
 #include "transports/format/manifest.h"
-#include <stdatomic.h>
 #include <stdbool.h>
 
 #define WS_NODE_PART_FILE       "wsync@part.json"
@@ -47,6 +44,8 @@ WS_MUST_USE int ws_node_part_model(char out[WS_MAX_NAME + 1], const char *model,
                                    unsigned count, struct ws_error *err);
 /* The tensor of piece i in its file. */
 void ws_node_part_tensor(char out[WS_NODE_PART_NAME_BYTES], size_t i);
+/* Has a part's file of that name bytes of that file of the whole? */
+bool ws_node_part_is_of(const char *part_file, const char *file);
 /* The text of WS_NODE_PART_FILE; malloc, NUL-terminated. NULL: no memory. */
 char *ws_node_part_to_json(const struct ws_node_part *p);
 /* -EBADMSG: it is none, or longer than WS_MAX_NODE_PART_BYTES, with what is wrong. Never builds a tree of all of
@@ -54,27 +53,5 @@ char *ws_node_part_to_json(const struct ws_node_part *p);
 WS_MUST_USE int ws_node_part_from_json(const char *text, size_t n, struct ws_node_part **out,
                                        struct ws_error *err);
 void ws_node_part_free(struct ws_node_part *p); /* NULL is fine */
-
-/* One part of a merge. */
-struct ws_node_part_source {
-    const char *from; /* for people: the agent that has it */
-    const struct ws_manifest *manifest;
-    const unsigned char *const *files; /* memory, one a file of the manifest; NULL for size 0 */
-};
-struct ws_node_part_merge;
-/* Reads and compares the parts; keeps pointers into them. *stop: this and the run end soon with -ECANCELED;
- * may be NULL. -EBADMSG: one is damaged; -EPROTO: they do not belong together, with two of them by name. */
-WS_MUST_USE int ws_node_part_merge_new(struct ws_node_part_merge **out,
-                                       const struct ws_node_part_source *parts, size_t n,
-                                       const atomic_bool *stop, struct ws_error *err);
-/* The files of the whole version, by name. */
-size_t ws_node_part_merge_n_files(const struct ws_node_part_merge *m);
-const struct ws_node_part_file *ws_node_part_merge_file(const struct ws_node_part_merge *m, size_t i);
-/* Fills dst[i], one a file (NULL for size 0), and gives the whole version's manifest, hashed and sealed.
- */
-WS_MUST_USE int ws_node_part_merge_run(struct ws_node_part_merge *m, const char *model,
-                                       unsigned char *const *dst, struct ws_workers *workers,
-                                       struct ws_manifest **out, struct ws_error *err);
-void ws_node_part_merge_free(struct ws_node_part_merge *m);
 
 #endif

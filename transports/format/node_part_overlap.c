@@ -5,9 +5,11 @@
 #define BITS       64
 #define LOOK_EVERY 1024 /* rows, at *stop */
 
-struct ws_node_part_span ws_node_part_span_init(const struct ws_tensor *t, const struct ws_node_part_piece *p)
+struct ws_node_part_span ws_node_part_span_init(const struct ws_tensor *t, const struct ws_node_part_piece *p,
+                                                const char *from)
 {
-    struct ws_node_part_span l = {.tensor = t, .piece = p, .begin = p->start, .end = p->start + p->count};
+    struct ws_node_part_span l = {
+        .tensor = t, .piece = p, .from = from, .begin = p->start, .end = p->start + p->count};
     if (!p->range) {
         uint64_t step = 1;
         l.begin = 0;
@@ -30,16 +32,29 @@ static int by_begin(const void *x, const void *y)
 
 /* --- the elements of an interval --- */
 
+/* A bit stands for `unit` elements: all runs of the pieces begin and end at multiples of it. So halves of rows of a
+ * thousand elements cost two bits a row. */
 struct cover {
     uint64_t *bits;
-    uint64_t begin;
+    uint64_t begin, unit;
     const atomic_bool *stop;
 };
+
+static uint64_t common_divisor(uint64_t a, uint64_t b)
+{
+    while (b > 0) {
+        const uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
 
 /* False: one of them was marked before. */
 static bool mark_run(const struct cover *c, uint64_t at, uint64_t n)
 {
-    for (at -= c->begin; n > 0;) {
+    n /= c->unit;
+    for (at = (at - c->begin) / c->unit; n > 0;) {
         const uint64_t bit = at % BITS, k = BITS - bit < n ? BITS - bit : n;
         const uint64_t mask = (k == BITS ? UINT64_MAX : (1UL << k) - 1) << bit;
         if (c->bits[at / BITS] & mask)
@@ -65,16 +80,43 @@ static bool next_row(const struct ws_node_part_span *l, unsigned outer, const ui
     return false;
 }
 
+/* The elements of a box's rows, which are as long as they can be; steps: between rows, of the dimensions that are left,
+ * whose number is *outer. */
+static uint64_t row_of(const struct ws_node_part_span *l, unsigned *outer, uint64_t steps[WS_MAX_DIMS])
+{
+    const uint64_t *size = l->piece->size, *shape = l->tensor->shape;
+    uint64_t step = 1, row = 1;
+    *outer = l->tensor->n_dims;
+    for (unsigned d = *outer; d-- > 0; step *= shape[d])
+        steps[d] = step;
+    for (bool whole = true; whole && *outer > 0; whole = size[*outer] == shape[*outer])
+        row *= size[--*outer];
+    return row;
+}
+
+/* The greatest number of elements of which all runs of the pieces, whose first begins the interval, are multiples. */
+static uint64_t find_unit(const struct ws_node_part_span *laid, size_t n)
+{
+    uint64_t unit = 0;
+    for (size_t i = 0; i < n && unit != 1; i++) {
+        uint64_t steps[WS_MAX_DIMS];
+        unsigned outer = 0;
+        const uint64_t run =
+            laid[i].piece->range ? laid[i].end - laid[i].begin : row_of(&laid[i], &outer, steps);
+        unit = common_divisor(common_divisor(unit, laid[i].begin - laid[0].begin), run);
+        for (unsigned d = 0; d < outer; d++)
+            if (laid[i].piece->size[d] > 1)
+                unit = common_divisor(unit, steps[d]);
+    }
+    return unit;
+}
+
 /* 1: marked; 0: it overlaps; -ECANCELED. */
 static int mark_box(const struct cover *c, const struct ws_node_part_span *l)
 {
-    const uint64_t *size = l->piece->size, *shape = l->tensor->shape;
-    uint64_t steps[WS_MAX_DIMS], count[WS_MAX_DIMS] = {0}, step = 1, at = l->begin, row = 1, rows = 0;
-    unsigned outer = l->tensor->n_dims;
-    for (unsigned d = outer; d-- > 0; step *= shape[d])
-        steps[d] = step;
-    for (bool whole = true; whole && outer > 0; whole = size[outer] == shape[outer])
-        row *= size[--outer];
+    uint64_t steps[WS_MAX_DIMS], count[WS_MAX_DIMS] = {0}, at = l->begin, rows = 0;
+    unsigned outer;
+    const uint64_t row = row_of(l, &outer, steps);
     do {
         if (!mark_run(c, at, row))
             return 0;
@@ -97,18 +139,24 @@ static int check_group(const struct ws_node_part_span *laid, size_t n, uint64_t 
 {
     struct cover c = {.begin = laid[0].begin, .stop = stop};
     const char *name = laid[0].tensor->name;
+    size_t i = 0;
     int rc = 1;
     if (n == 1)
         return 0;
-    c.bits = calloc((end - c.begin) / BITS + 1, sizeof(*c.bits));
+    c.unit = find_unit(laid, n);
+    c.bits = calloc((end - c.begin) / c.unit / BITS + 1, sizeof(*c.bits));
     if (!c.bits)
         return ws_error_set(err, ENOMEM, "no memory for comparing the pieces of %s", name);
-    for (size_t i = 0; rc == 1 && i < n; i++)
-        rc = mark(&c, &laid[i]);
+    while (rc == 1 && i < n)
+        rc = mark(&c, &laid[i++]);
     free(c.bits);
     if (rc == 0)
-        return ws_error_set(err, EBADMSG, "two pieces of %s overlap", name);
-    return rc < 0 ? ws_error_set(err, -rc, "the merge of parts was stopped") : 0;
+        return ws_error_set(
+            err, EBADMSG,
+            "two pieces of %s overlap, one of them of the part from %s: the parts are of different "
+            "trainers, or of different placements of one",
+            name, laid[i - 1].from);
+    return rc < 0 ? ws_error_set(err, -rc, "the comparison of parts was stopped") : 0;
 }
 
 int ws_node_part_check_overlap(struct ws_node_part_span *laid, size_t n, const atomic_bool *stop,

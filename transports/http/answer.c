@@ -3,11 +3,16 @@
 #include "transports/http/status.h"
 #include <assert.h>
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define PIECE_BYTES (512UL << 10) /* of a stream, at a time */
+/* Of a stream, at a time. libmicrohttpd keeps a piece for as long as its reader takes, so that of many streams each
+ * has a small one. */
+#define PIECE_BYTES       (512UL << 10)
+#define SMALL_PIECE_BYTES (4UL << 10)
+#define LARGE_PIECES      16U
 
 void ws_http_refuse(struct ws_http_answer *a, int negative_errno, const struct ws_error *err)
 {
@@ -34,6 +39,28 @@ struct MHD_Response *ws_http_body(const void *data, uint64_t size, void (*drop)(
     return r;
 }
 
+struct stream {
+    ssize_t (*read)(void *arg, uint64_t at, char *out, size_t room);
+    void (*drop)(void *arg);
+    void *arg;
+};
+
+static atomic_uint n_streams;
+
+static ssize_t read_stream(void *arg, uint64_t at, char *out, size_t room)
+{
+    const struct stream *s = arg;
+    return s->read(s->arg, at, out, room);
+}
+
+static void drop_stream(void *arg)
+{
+    struct stream *s = arg;
+    atomic_fetch_sub(&n_streams, 1);
+    s->drop(s->arg);
+    free(s);
+}
+
 struct MHD_Response *ws_http_stream(uint64_t size,
                                     ssize_t (*read)(void *arg, uint64_t at, char *out, size_t room),
                                     void (*drop)(void *arg), void *arg)
@@ -41,9 +68,16 @@ struct MHD_Response *ws_http_stream(uint64_t size,
     static_assert(WS_HTTP_STREAM_ENDS == MHD_CONTENT_READER_END_OF_STREAM, "");
     static_assert(WS_HTTP_STREAM_FAILS == MHD_CONTENT_READER_END_WITH_ERROR, "");
     static_assert(WS_HTTP_SIZE_UNKNOWN == MHD_SIZE_UNKNOWN, "");
-    struct MHD_Response *r = MHD_create_response_from_callback(size, PIECE_BYTES, read, arg, drop);
-    if (!r)
+    struct stream *s = malloc(sizeof(*s));
+    if (!s) {
         drop(arg);
+        return NULL;
+    }
+    *s = (struct stream){read, drop, arg};
+    const size_t piece = atomic_fetch_add(&n_streams, 1) < LARGE_PIECES ? PIECE_BYTES : SMALL_PIECE_BYTES;
+    struct MHD_Response *r = MHD_create_response_from_callback(size, piece, read_stream, s, drop_stream);
+    if (!r)
+        drop_stream(s);
     return r;
 }
 

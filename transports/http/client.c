@@ -1,6 +1,7 @@
 /* A call: what a request becomes for libcurl, and what becomes of the reply. */
 #include "transports/http/client.h"
 #include "transports/base/below.h"
+#include "transports/base/json_size.h"
 #include "transports/base/limits.h"
 #include "transports/base/log.h"
 #include "transports/base/secret.h"
@@ -12,9 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_DEPTH      64 /* of the objects and lists in a reply */
-#define SHORTEST_TOKEN 8  /* that is looked for in replies */
+#define SHORTEST_TOKEN 8 /* that is looked for in replies */
 #define MAX_CA_BYTES   (1UL << 20)
+#define BUFFER_BYTES   (256L << 10) /* of a body that its receiver takes as it comes */
 #define KEEP_S         4L /* a connection without a call, or a name's address: uvicorn closes after 5 s */
 
 /* Not by memmem: each call of it is as long as the rest of the text under a sanitizer. */
@@ -68,6 +69,33 @@ void ws_http_blank_token(char *text, const char *token)
     ws_secret_free(q.text);
 }
 
+/* Where a reply goes. */
+struct receiver {
+    CURL *easy;
+    const struct ws_http_request *request;
+    struct ws_http_text text;
+    struct ws_http_piece piece; /* its status is 0 until the first */
+    bool is_stopped;
+};
+
+static size_t receive(char *bytes, size_t one, size_t n, void *arg)
+{
+    struct receiver *r = arg;
+    struct curl_header *h;
+
+    if (r->piece.status == 0) {
+        curl_easy_getinfo(r->easy, CURLINFO_RESPONSE_CODE, &r->piece.status);
+        if (curl_easy_header(r->easy, "Content-Range", 0, CURLH_HEADER, -1, &h) == CURLHE_OK)
+            r->piece.content_range = h->value;
+    }
+    if (!r->request->came || (r->piece.status != 200 && r->piece.status != 206))
+        return ws_http_receive_text(bytes, one, n, &r->text);
+    r->piece.bytes = bytes;
+    r->piece.n = n;
+    r->is_stopped = r->request->came(r->request->arg, &r->piece) != 0;
+    return r->is_stopped ? 0 : n;
+}
+
 /* Over all connections that libcurl tried: it asks again, by itself, when one that it had kept turns out to
  * be closed. */
 static bool was_sent(CURL *easy)
@@ -77,14 +105,34 @@ static bool was_sent(CURL *easy)
     return curl_easy_getinfo(easy, CURLINFO_REQUEST_SIZE, &bytes) != CURLE_OK || bytes > 0;
 }
 
+static bool moved(CURL *easy)
+{
+    curl_off_t up = 0, down = 0;
+
+    (void)curl_easy_getinfo(easy, CURLINFO_SIZE_UPLOAD_T, &up);
+    (void)curl_easy_getinfo(easy, CURLINFO_SIZE_DOWNLOAD_T, &down);
+    return up + down > 0;
+}
+
+/* The whole call took too long, though something moved. */
+static bool ran_out(CURL *easy, const struct ws_http_request *r)
+{
+    curl_off_t us = 0;
+
+    (void)curl_easy_getinfo(easy, CURLINFO_TOTAL_TIME_T, &us);
+    return r->timeout_ms && us / 1000 >= r->timeout_ms;
+}
+
 /* A server that received no byte has done nothing; of any other server that is unknown. */
 static int explain(CURL *easy, CURLcode code, const struct ws_http_request *r,
-                   const struct ws_http_transfer *t, const struct ws_http_text *reply, struct ws_error *err)
+                   const struct ws_http_transfer *t, const struct receiver *to, struct ws_error *err)
 {
     const char *why = ws_http_why(t, code);
-    const int number = reply->lacks_memory ? ENOMEM : ws_http_errno_from_curl(code);
+    const int number = to->text.lacks_memory ? ENOMEM : ws_http_errno_from_curl(code);
 
-    if (reply->is_too_big)
+    if (to->is_stopped)
+        return ws_error_set(err, ECANCELED, "the call of %s%s was stopped by its receiver", r->url, r->path);
+    if (to->text.is_too_big)
         return ws_error_set(err, EPROTO, "%s%s answered with more than %lu bytes: is this %s?", r->url,
                             r->path, WS_MAX_REPLY_BYTES, r->what);
     ws_log(WS_LOG_DEBUG, "http", "call failed url=%s%s curl=%d", r->url, r->path, (int)code);
@@ -103,11 +151,14 @@ static int explain(CURL *easy, CURLcode code, const struct ws_http_request *r,
     if (!was_sent(easy))
         return ws_error_set(err, EHOSTUNREACH,
                             "no connection to %s: %s; does it run, and is this its address?", r->url, why);
+    if (number == ETIMEDOUT && r->stall_s && !ran_out(easy, r))
+        return ws_error_set(err, ETIMEDOUT, "%s%s: %s for %u s", r->url, r->path,
+                            moved(easy) ? "next to nothing moved" : "nothing moved", r->stall_s);
     if (number == ETIMEDOUT)
         return ws_error_set(err, ETIMEDOUT, "%s%s did not answer within %.1f s", r->url, r->path,
                             r->timeout_ms / 1000.0);
-    return ws_error_set(err, ECONNRESET, "%s%s closed the connection without a reply: %s", r->url, r->path,
-                        why);
+    return ws_error_set(err, ECONNRESET, "%s%s closed the connection %s: %s", r->url, r->path,
+                        to->piece.status ? "in the middle of its reply" : "without a reply", why);
 }
 
 /* libcurl is given the bytes: by a name it would open whatever that leads to by then. */
@@ -134,7 +185,7 @@ static int set_ca_below(CURL *easy, const struct ws_http_request *r, struct ws_e
 }
 
 /* What is a call's own, and no other transfer's. */
-static int set_options(CURL *easy, const struct ws_http_request *r, struct ws_http_text *reply)
+static int set_options(CURL *easy, const struct ws_http_request *r, struct receiver *to)
 {
     CURLcode bad = 0;
 
@@ -143,55 +194,60 @@ static int set_options(CURL *easy, const struct ws_http_request *r, struct ws_ht
     bad |= curl_easy_setopt(easy, CURLOPT_FORBID_REUSE, r->fresh ? 1L : 0L);
     bad |= curl_easy_setopt(easy, CURLOPT_MAXAGE_CONN, KEEP_S);
     bad |= curl_easy_setopt(easy, CURLOPT_DNS_CACHE_TIMEOUT, KEEP_S);
-    bad |= curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, ws_http_receive_text);
-    bad |= curl_easy_setopt(easy, CURLOPT_WRITEDATA, reply);
+    bad |= curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT,
+                            r->stall_s ? (r->least_bytes_s ? (long)r->least_bytes_s : 1L) : 0L);
+    bad |= curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, (long)r->stall_s);
+    if (r->came)
+        bad |= curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, BUFFER_BYTES);
+    bad |= curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, receive);
+    bad |= curl_easy_setopt(easy, CURLOPT_WRITEDATA, to);
     return bad ? -ENOMEM : 0;
 }
 
 static int make_headers(const struct ws_http_request *r, struct curl_slist **out)
 {
-    /* Without "Expect:" curl waits a second for a 100 that many servers never send. */
-    int rc = ws_http_add_header(out, "Accept: application/json");
+    /* Without "Expect:" curl waits a second for a 100 that many servers never send. One that checks signatures sends
+     * it, and libcurl could not sign this (transfer.h). */
+    int rc = r->signer ? 0 : ws_http_add_header(out, "Accept: application/json");
 
-    if (!rc)
+    if (!rc && !r->signer)
         rc = ws_http_add_header(out, "Expect:");
     if (!rc && r->body)
         rc = ws_http_add_header(out, "Content-Type: application/json");
+    for (const char *const *h = r->headers; !rc && h && *h; h++)
+        rc = ws_http_add_header(out, *h);
     return !rc && r->token ? ws_http_add_bearer(out, r->token) : rc;
 }
 
-/* Is text nested no deeper than such replies are? jansson goes 2,048 levels down on the caller's
- * stack, and frees what it made as deep. */
-static bool is_shallow(const char *text, size_t n)
+static int keep_headers(CURL *easy, const struct ws_http_request *r, struct ws_http_reply *out)
 {
-    bool quoted = false;
-    for (size_t i = 0, depth = 0; i < n; i++) {
-        if (text[i] == '"')
-            quoted = !quoted;
-        else if (quoted)
-            i += text[i] == '\\';
-        else if (text[i] == '{' || text[i] == '[')
-            depth++;
-        else if ((text[i] == '}' || text[i] == ']') && depth > 0)
-            depth--;
-        if (depth > MAX_DEPTH)
-            return false;
-    }
-    return true;
+    struct curl_header *h;
+
+    for (size_t i = 0; i < WS_HTTP_KEPT; i++)
+        if (r->keep[i] && curl_easy_header(easy, r->keep[i], 0, CURLH_HEADER, -1, &h) == CURLHE_OK &&
+            !(out->kept[i] = strdup(h->value)))
+            return -ENOMEM;
+    return 0;
 }
 
 int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, struct ws_http_reply *out,
                  struct ws_error *err)
 {
-    struct ws_http_text body = {.limit = WS_MAX_REPLY_BYTES};
+    struct receiver to = {.request = r, .text.limit = WS_MAX_REPLY_BYTES};
+    struct ws_bytes *body = &to.text.bytes;
     char *text = r->body ? json_dumps(r->body, JSON_COMPACT) : NULL;
     char *url = ws_http_join(r->url, r->path);
     struct ws_http_transfer t = {
         .url = url,
-        .body = text,
-        .n_body = text ? strlen(text) : 0,
+        .method = r->method,
+        .body = r->bytes ? r->bytes : text,
+        .n_body = r->bytes ? r->n_bytes
+                  : text   ? strlen(text)
+                           : 0,
+        .signer = r->signer,
         .ca_file = r->ca_below ? NULL : r->ca_file,
-        .connect_ms = r->timeout_ms < WS_CONNECT_TIMEOUT_MS ? r->timeout_ms : WS_CONNECT_TIMEOUT_MS,
+        .connect_ms =
+            r->timeout_ms && r->timeout_ms < WS_CONNECT_TIMEOUT_MS ? r->timeout_ms : WS_CONNECT_TIMEOUT_MS,
         .timeout_ms = r->timeout_ms,
     };
     CURL *easy = curl_easy_init();
@@ -199,8 +255,9 @@ int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, s
     int rc;
 
     *out = (struct ws_http_reply){0};
+    to.easy = easy;
     if (!easy || !url || (r->body && !text) || make_headers(r, &t.headers) || ws_http_set_up(easy, &t) ||
-        set_options(easy, r, &body)) {
+        set_options(easy, r, &to)) {
         rc = ws_error_set(err, ENOMEM, "no memory to call %s%s", r->url, r->path);
         goto out;
     }
@@ -215,25 +272,27 @@ int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, s
     else if (rc)
         ws_error_set(err, -rc, "calling %s%s failed inside libcurl", r->url, r->path);
     else if (code != CURLE_OK)
-        rc = explain(easy, code, r, &t, &body, err);
+        rc = explain(easy, code, r, &t, &to, err);
     if (rc)
         goto out;
-    if (!body.bytes.ptr && !(body.bytes.ptr = strdup(""))) {
+    if ((!body->ptr && !(body->ptr = strdup(""))) || keep_headers(easy, r, out)) {
         rc = ws_error_set(err, ENOMEM, "no memory for the reply of %s%s", r->url, r->path);
         goto out;
     }
     curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &out->status);
-    ws_http_blank_token(body.bytes.ptr, r->token);
+    ws_http_blank_token(body->ptr, r->token);
     for (size_t i = 0; i < sizeof(r->hidden) / sizeof(r->hidden[0]); i++)
-        ws_http_blank_token(body.bytes.ptr, r->hidden[i]);
-    if (is_shallow(body.bytes.ptr, body.bytes.len))
-        out->json = json_loadb(body.bytes.ptr, body.bytes.len, JSON_REJECT_DUPLICATES, NULL);
-    out->text = body.bytes.ptr;
-    body.bytes.ptr = NULL;
+        ws_http_blank_token(body->ptr, r->hidden[i]);
+    if (ws_json_is_modest(body->ptr, body->len))
+        out->json = json_loadb(body->ptr, body->len, JSON_REJECT_DUPLICATES, NULL);
+    out->text = body->ptr;
+    body->ptr = NULL;
 out:
+    if (rc)
+        ws_http_reply_release(out);
     curl_easy_cleanup(easy);
     ws_http_free_headers(t.headers);
-    free(body.bytes.ptr);
+    free(body->ptr);
     free(text);
     free(url);
     return rc;
@@ -243,5 +302,7 @@ void ws_http_reply_release(struct ws_http_reply *reply)
 {
     json_decref(reply->json);
     free(reply->text);
+    for (size_t i = 0; i < WS_HTTP_KEPT; i++)
+        free(reply->kept[i]);
     *reply = (struct ws_http_reply){0};
 }

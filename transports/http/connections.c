@@ -6,6 +6,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define LOOK_NS      (WS_SECOND_NS / 2)
 #define LATE_NS      (30 * WS_SECOND_NS) /* what lies unread for so long is no excuse any more */
@@ -22,9 +23,11 @@ struct ws_http_link {
     int sock;
     _Atomic uint64_t body_bytes;
     /* guarded by the list's lock */
-    struct ws_http_peer *peer; /* NULL: no memory */
+    struct ws_http_peer *peer;     /* NULL: no memory */
+    struct ws_http_holder *holder; /* NULL: not known, or an identity that many share */
     enum doing doing;
-    bool is_known, is_stranger, is_ending;
+    bool is_known, is_stranger;
+    atomic_bool is_ending;    /* set with the lock, read without */
     uint64_t since_ns;        /* it does that */
     uint64_t silent_ns;       /* a stranger: since when */
     uint64_t received;        /* when its last request had come whole */
@@ -66,6 +69,14 @@ static void set_stranger(struct ws_http_connections *c, struct ws_http_link *l, 
         l->peer->n_strangers += is_stranger ? 1U : -1U;
 }
 
+static void set_holder(struct ws_http_connections *c, struct ws_http_link *l, const char *owner)
+{
+    if (strcmp(l->holder ? l->holder->name : "", owner) == 0)
+        return;
+    ws_http_holder_remove(l->holder);
+    l->holder = owner[0] && !l->is_ending ? ws_http_holders_add(&c->holders, owner) : NULL;
+}
+
 static void log_ending(struct ws_http_connections *c, const struct ws_http_link *l, enum ws_http_ending why,
                        uint64_t now)
 {
@@ -89,6 +100,7 @@ static void shut_down(struct ws_http_connections *c, struct ws_http_link *l, uin
 {
     (void)shutdown(l->sock, SHUT_RDWR);
     set_stranger(c, l, false, now);
+    set_holder(c, l, "");
     l->is_ending = true;
     c->n_ending++;
 }
@@ -117,9 +129,8 @@ static bool waits_for_us(const struct ws_http_link *l, uint64_t since_ns, uint64
 static struct ws_http_link *longest_silent(struct ws_http_connections *c, const struct ws_http_peer *of,
                                            uint64_t at_least_ns, uint64_t now)
 {
-    struct ws_http_link *first = NULL, *l;
-    TAILQ_FOREACH(l, &c->strangers, in_strangers)
-    {
+    struct ws_http_link *first = NULL;
+    for (struct ws_http_link *l = TAILQ_FIRST(&c->strangers); l; l = TAILQ_NEXT(l, in_strangers)) {
         const bool over = !of && l->peer && l->peer->n_strangers > c->max_of_address;
         if (now - l->silent_ns < at_least_ns)
             break;
@@ -140,13 +151,28 @@ static bool end_longest_silent(struct ws_http_connections *c, uint64_t now)
     return l;
 }
 
+/* Of an identity with more than half of all places. */
+static bool end_of_largest(struct ws_http_connections *c, uint64_t now)
+{
+    const struct ws_http_holder *largest = ws_http_holders_largest(&c->holders);
+    struct ws_http_link *l = TAILQ_FIRST(&c->all);
+    if (!largest || largest->n_connections <= c->max / 2)
+        return false;
+    while (l && l->holder != largest)
+        l = TAILQ_NEXT(l, in_all);
+    if (l)
+        end(c, l, WS_HTTP_ENDS_ROOM, now);
+    return l;
+}
+
 bool ws_http_connections_have_room(struct ws_http_connections *c, unsigned n_waiting)
 {
     bool room = n_waiting < MOST_WAITING;
     pthread_mutex_lock(&c->lock);
     const uint64_t now = ws_clock_ns();
     if (c->n + n_waiting >= c->max) {
-        for (unsigned i = c->n_ending; i < AT_ONCE && end_longest_silent(c, now); i++)
+        for (unsigned i = c->n_ending; i < AT_ONCE && (end_longest_silent(c, now) || end_of_largest(c, now));
+             i++)
             ;
         room = false;
     } else if (c->n_strangers + n_waiting >= c->max_strangers) {
@@ -186,6 +212,7 @@ void ws_http_connections_remove(struct ws_http_connections *c, struct ws_http_li
         return;
     pthread_mutex_lock(&c->lock);
     set_stranger(c, l, false, 0);
+    set_holder(c, l, "");
     ws_http_peers_remove(&c->peers, l->peer);
     TAILQ_REMOVE(&c->all, l, in_all);
     c->n--;
@@ -238,12 +265,14 @@ void ws_http_link_is_idle(struct ws_http_connections *c, struct ws_http_link *l)
     begin(c, l, IS_IDLE);
 }
 
-void ws_http_link_is_known(struct ws_http_connections *c, struct ws_http_link *l, bool is_known)
+void ws_http_link_is_known(struct ws_http_connections *c, struct ws_http_link *l, bool is_known,
+                           const char *owner)
 {
     if (!l)
         return;
     pthread_mutex_lock(&c->lock);
     l->is_known = is_known;
+    set_holder(c, l, is_known ? owner : "");
     if (is_known)
         set_stranger(c, l, false, 0);
     pthread_mutex_unlock(&c->lock);
@@ -256,6 +285,11 @@ void ws_http_link_end(struct ws_http_connections *c, struct ws_http_link *l, enu
     pthread_mutex_lock(&c->lock);
     end(c, l, why, ws_clock_ns());
     pthread_mutex_unlock(&c->lock);
+}
+
+bool ws_http_link_is_ending(const struct ws_http_link *l)
+{
+    return l && atomic_load(&l->is_ending);
 }
 
 /* --- slow ones; all with the lock --- */
@@ -327,15 +361,12 @@ static void look_at(struct ws_http_connections *c, struct ws_http_link *l, uint6
 
 void ws_http_connections_look(struct ws_http_connections *c)
 {
-    struct ws_http_link *l;
     pthread_mutex_lock(&c->lock);
     const uint64_t now = ws_clock_ns();
     if (now - c->looked_ns >= LOOK_NS) {
         c->looked_ns = now;
-        TAILQ_FOREACH(l, &c->all, in_all)
-        {
+        for (struct ws_http_link *l = TAILQ_FIRST(&c->all); l; l = TAILQ_NEXT(l, in_all))
             look_at(c, l, now);
-        }
     }
     pthread_mutex_unlock(&c->lock);
 }

@@ -3,10 +3,12 @@
  * A connection is a stranger until its client has shown who it is, but for the time in which a request of it is
  * served: it has come whole, and is answered. Strangers have a limit together, and one by address; where either is
  * reached, the stranger that has been silent for longest is ended for the newest. So clients that are known
- * always find room, however many of them come from one address. Numbers are in base/limits.h. */
+ * always find room, however many of them come from one address. Nor can one of them have all places: where all are
+ * taken, an identity with more than half of them loses its oldest connections. Numbers are in base/limits.h. */
 #ifndef WS_TRANSPORTS_HTTP_CONNECTIONS_H
 #define WS_TRANSPORTS_HTTP_CONNECTIONS_H
 #include "transports/http/ending.h"
+#include "transports/http/holders.h"
 #include "transports/http/peers.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -23,6 +25,7 @@ struct ws_http_connections {
     /* guarded by lock */
     struct ws_http_links all, strangers; /* strangers: the one that is silent for longest first */
     struct ws_http_peers peers;
+    struct ws_http_holders holders;
     unsigned n, n_strangers, n_ending; /* n_ending: shut down, and not yet removed */
     uint64_t looked_ns, logged_ns;
     unsigned unlogged;
@@ -41,8 +44,12 @@ void ws_http_link_sends_body(struct ws_http_connections *c, struct ws_http_link 
 void ws_http_link_sent(struct ws_http_link *link, size_t n); /* so much more of the body */
 void ws_http_link_is_served(struct ws_http_connections *c, struct ws_http_link *link);
 void ws_http_link_is_idle(struct ws_http_connections *c, struct ws_http_link *link);
-/* Whether the client of its present request has shown who it is. */
-void ws_http_link_is_known(struct ws_http_connections *c, struct ws_http_link *link, bool is_known);
+/* Whether the client of its present request has shown who it is. owner: whose alone its places are; "": many share
+ * that identity. */
+void ws_http_link_is_known(struct ws_http_connections *c, struct ws_http_link *link, bool is_known,
+                           const char *owner);
+/* Was it shut down? A request of it that is suspended has to be resumed, else the connection stays. */
+bool ws_http_link_is_ending(const struct ws_http_link *link);
 /* Shuts it down and counts it. */
 void ws_http_link_end(struct ws_http_connections *c, struct ws_http_link *link, enum ws_http_ending why);
 

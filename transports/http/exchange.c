@@ -58,13 +58,22 @@ static struct ws_http_link *link_of(struct MHD_Connection *c)
     return own ? own->link : NULL;
 }
 
+bool ws_http_is_ending(const struct ws_http_incoming *in)
+{
+    return ws_http_link_is_ending(link_of(in->connection));
+}
+
 /* Once a request, until it is right: a client may send requests to be refused faster than chains are verified. */
 static void check_certificate(struct ws_http_incoming *in)
 {
     struct ws_http_connection *c = connection_of(in);
     if (!ws_http_tls_has_client_ca(in->server->tls) || (c && c->is_verified))
         return;
-    in->lacks = c ? ws_http_tls_lacks(in->connection, &c->names, c->text) : "there is no memory to verify it";
+    if (c && !c->certificate)
+        c->certificate = calloc(1, sizeof(*c->certificate));
+    in->lacks = c && c->certificate
+                    ? ws_http_tls_lacks(in->connection, &c->certificate->names, c->certificate->text)
+                    : "there is no memory to verify it";
     if (c)
         c->is_verified = !in->lacks;
 }
@@ -74,10 +83,10 @@ static void identify(struct ws_http_incoming *in)
 {
     const struct ws_http_connection *c = connection_of(in);
     check_certificate(in);
+    const struct ws_http_names *names = c && c->is_verified ? &c->certificate->names : NULL;
     if (!in->lacks)
-        ws_access_identify(in->server->access, ws_http_header(in, "Authorization"),
-                           c && c->is_verified ? c->names.ptr : NULL, c && c->is_verified ? c->names.n : 0,
-                           &in->who);
+        ws_access_identify(in->server->access, ws_http_header(in, "Authorization"), names ? names->ptr : NULL,
+                           names ? names->n : 0, &in->who);
     ws_http_peer(in, in->who.from);
     in->need = (struct ws_http_need){.role = in->route ? in->route->role : WS_ROLE_READ,
                                      .max_body = in->server->o.max_body};
@@ -153,6 +162,9 @@ static void refuse(const struct ws_http_incoming *in, unsigned status, struct ws
         ws_http_refuse(a, check_role(in, &err), &err);
     else if (status == MHD_HTTP_CONTENT_TOO_LARGE)
         ws_http_refuse(a, ws_error_set(&err, E2BIG, "the body is over %zu bytes", in->need.max_body), &err);
+    else if (status == MHD_HTTP_SERVICE_UNAVAILABLE)
+        ws_http_refuse(
+            a, ws_error_set(&err, EAGAIN, "too many large bodies are sent here just now: ask again"), &err);
     else if (status == MHD_HTTP_METHOD_NOT_ALLOWED)
         ws_http_refuse_method(a, in, in->allowed);
     else
@@ -174,6 +186,7 @@ static unsigned status_of(const struct ws_http_incoming *in)
            : !in->route              ? MHD_HTTP_NOT_FOUND
            : refusal                 ? refusal
            : in->is_too_large        ? MHD_HTTP_CONTENT_TOO_LARGE
+           : in->lacks_room          ? MHD_HTTP_SERVICE_UNAVAILABLE
                                      : 0;
 }
 
@@ -242,15 +255,34 @@ static bool has_body(const struct ws_http_incoming *in)
     return ws_http_header(in, "Content-Length") || ws_http_header(in, "Transfer-Encoding");
 }
 
+static enum MHD_Result count_length(void *cls, enum MHD_ValueKind kind, const char *name, const char *value)
+{
+    (void)kind;
+    (void)value;
+    *(unsigned *)cls += strcasecmp(name, "Content-Length") == 0 || strcasecmp(name, "Transfer-Encoding") == 0;
+    return MHD_YES;
+}
+
+/* A proxy in front may take another one of two lengths for the right one, and what follows for another client's
+ * request (RFC 9112, 6.3). */
+static bool has_two_lengths(const struct ws_http_incoming *in)
+{
+    unsigned n = 0;
+    (void)MHD_get_connection_values(in->connection, MHD_HEADER_KIND, count_length, &n);
+    return n > 1;
+}
+
 static enum MHD_Result receive_head(struct ws_http_incoming *in)
 {
     struct ws_http_server *s = in->server;
     struct ws_http_link *link = link_of(in->connection);
     struct ws_http_answer a = {0};
     hide_token(in);
+    if (has_two_lengths(in))
+        return MHD_NO;
     find_route(in);
     identify(in);
-    ws_http_link_is_known(&s->links, link, is_known(in));
+    ws_http_link_is_known(&s->links, link, is_known(in), ws_identity_owner(&in->who));
     in->is_unauthenticated = s->o.limits_unauthenticated && !in->who.name[0];
     const unsigned status = refusal_of_head(in);
     if (status == 0 && has_body(in))
@@ -261,6 +293,22 @@ static enum MHD_Result receive_head(struct ws_http_incoming *in)
         return MHD_YES;
     refuse(in, status, &a);
     return ws_http_send(in, &a);
+}
+
+/* Large bodies share a limit: a client may send many, and each slowly. */
+static bool has_room_for(struct ws_http_incoming *in, size_t more)
+{
+    const size_t n = in->body.len + more, large = n > WS_MAX_BODY_BYTES ? n - WS_MAX_BODY_BYTES : 0;
+    const size_t grows = large - in->large;
+    in->large = large;
+    return atomic_fetch_add(&in->server->large, grows) + grows <= WS_MAX_LARGE_BODY_BYTES;
+}
+
+static void drop_body(struct ws_http_incoming *in)
+{
+    ws_bytes_reset(&in->body);
+    atomic_fetch_sub(&in->server->large, in->large);
+    in->large = 0;
 }
 
 /* What the sender of a body over the limit may still send, to be answered at its end. */
@@ -280,11 +328,12 @@ static enum MHD_Result receive_body(struct ws_http_incoming *in, const char *dat
         ws_http_link_end(&in->server->links, link, WS_HTTP_ENDS_BODY);
         return MHD_NO;
     }
-    if (max == 0 || in->is_unauthenticated)
+    if (max == 0 || in->is_unauthenticated || in->is_too_large || in->lacks_room)
         return MHD_YES;
-    if (in->is_too_large || n > max - in->body.len) {
-        in->is_too_large = true;
-        ws_bytes_reset(&in->body);
+    in->is_too_large = n > max - in->body.len;
+    in->lacks_room = !in->is_too_large && !has_room_for(in, n);
+    if (in->is_too_large || in->lacks_room) {
+        drop_body(in);
         return MHD_YES;
     }
     return ws_bytes_append_all(&in->body, data, n) == 0 ? MHD_YES : MHD_NO;
@@ -296,7 +345,9 @@ static enum MHD_Result answer(struct ws_http_incoming *in)
     const struct ws_http_server_options *o = &in->server->o;
     struct ws_http_answer a = {.status = MHD_HTTP_OK};
     const bool blocks = o->n_threads == 0;
-    if (!in->is_counted)
+    if (in->is_counted) /* it has waited: its token may have been taken away meanwhile */
+        identify(in);
+    else
         atomic_fetch_add(&in->server->requests, 1);
     in->is_counted = true;
     ws_http_link_is_served(&in->server->links, link_of(in->connection));
@@ -342,7 +393,7 @@ void ws_http_end(void *cls, struct MHD_Connection *c, void **state, enum MHD_Req
     if (s->o.ended)
         s->o.ended(s->o.self, in);
     json_decref(in->json);
-    ws_bytes_reset(&in->body);
+    drop_body(in);
     free(in->target);
     free(in);
     *state = NULL;

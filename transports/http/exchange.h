@@ -19,15 +19,22 @@ struct ws_http_server {
     _Atomic uint64_t logged_ns;                    /* when a refusal was logged last */
     atomic_uint unlogged;                          /* refusals since */
     atomic_uint connections;
+    atomic_size_t large; /* bytes that requests keep of their bodies, each beyond WS_MAX_BODY_BYTES */
 };
 
-/* What a connection's client has shown. Used by one thread at a time, as libmicrohttpd calls for a connection. */
+/* What a connection's client has shown of its certificate. */
+struct ws_http_certificate {
+    struct ws_http_names names; /* once it is verified */
+    char text[256];             /* of what it lacks */
+};
+
+/* What a connection's client has shown: thousands of them wait for a change. Used by one thread at a time, as libmicrohttpd
+ * calls for a connection. */
 struct ws_http_connection {
     struct ws_http_link *link;               /* NULL: no memory */
     struct ws_http_credentials *credentials; /* of its TLS; NULL: plain */
-    struct ws_http_names names;              /* of its certificate, once it is verified */
-    bool is_verified;                        /* its certificate was checked, and is not checked again */
-    char text[256];                          /* of what its certificate lacks */
+    struct ws_http_certificate *certificate; /* NULL: none was asked for yet */
+    bool is_verified;                        /* it was checked, and is not checked again */
 };
 
 /* libmicrohttpd's callbacks; cls is the server. */

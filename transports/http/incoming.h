@@ -44,11 +44,12 @@ struct ws_http_incoming {
     const struct ws_http_route *route; /* NULL: none */
     unsigned allowed;                  /* methods of a path whose route is NULL */
     const char *lacks;                 /* what its client's certificate does; NULL: nothing */
-    bool is_too_large, is_counted;
+    bool is_too_large, lacks_room, is_counted;
     struct ws_http_need need;
     bool
         is_unauthenticated; /* no identity, and the server limits such requests: its body is read and dropped */
     uint64_t received;      /* bytes of its body */
+    size_t large;           /* those that are kept of it beyond WS_MAX_BODY_BYTES */
 };
 
 const char *ws_http_header(const struct ws_http_incoming *in, const char *name);   /* or NULL */
@@ -68,5 +69,7 @@ void ws_http_peer(const struct ws_http_incoming *in, char out[96]);
  * resumed by any thread, also before either has returned. */
 void ws_http_suspend(const struct ws_http_incoming *in);
 void ws_http_resume(const struct ws_http_incoming *in);
+/* Its connection was ended: for want of room, or since it was too slow. Resume it, if it is suspended. */
+bool ws_http_is_ending(const struct ws_http_incoming *in);
 
 #endif

@@ -10,7 +10,9 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define HEAD_BYTES (32UL << 10) /* of a connection, for what is not body */
+/* Of a connection, for what is not body: half as much again as the longest target, for its arguments and headers.
+ * libmicrohttpd clears all of it after each request, so a mount that polls holds it all. */
+#define HEAD_BYTES (24UL << 10)
 
 static struct ws_http_connection *add_connection(struct ws_http_server *s, struct MHD_Connection *c, int sock)
 {
@@ -30,6 +32,7 @@ static void remove_connection(struct ws_http_server *s, struct ws_http_connectio
         return;
     ws_http_connections_remove(&s->links, c->link);
     ws_http_tls_release(s->tls, c->credentials);
+    free(c->certificate);
     free(c);
 }
 
@@ -158,6 +161,7 @@ void ws_http_server_free(struct ws_http_server *s)
 {
     if (!s)
         return;
+    ws_access_end(s->access);
     ws_http_listener_free(s->listener);
     ws_http_connections_destroy(&s->links);
     ws_access_free(s->access);

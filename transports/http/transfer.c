@@ -68,6 +68,20 @@ static CURLcode set_body(CURL *c, const struct ws_http_transfer *t)
     return bad | curl_easy_setopt(c, CURLOPT_POSTFIELDS, t->body);
 }
 
+static CURLcode set_method(CURL *c, const char *method)
+{
+    if (strcmp(method, "HEAD") == 0)
+        return curl_easy_setopt(c, CURLOPT_NOBODY, 1L);
+    return curl_easy_setopt(c, CURLOPT_CUSTOMREQUEST, method);
+}
+
+static CURLcode set_signer(CURL *c, const struct ws_http_signer *signer)
+{
+    CURLcode bad = curl_easy_setopt(c, CURLOPT_AWS_SIGV4, signer->scope);
+    bad |= curl_easy_setopt(c, CURLOPT_USERNAME, signer->key_id);
+    return bad | curl_easy_setopt(c, CURLOPT_PASSWORD, signer->secret);
+}
+
 int ws_http_set_up(CURL *c, struct ws_http_transfer *t)
 {
     const long connect_ms = t->connect_ms ? t->connect_ms : WS_CONNECT_TIMEOUT_MS;
@@ -94,6 +108,10 @@ int ws_http_set_up(CURL *c, struct ws_http_transfer *t)
     bad |= set_tls(c, t);
     if (t->body)
         bad |= set_body(c, t);
+    if (t->method)
+        bad |= set_method(c, t->method);
+    if (t->signer)
+        bad |= set_signer(c, t->signer);
     return bad ? -ENOMEM : 0;
 }
 

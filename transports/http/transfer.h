@@ -13,13 +13,23 @@ void ws_http_ensure_curl(void); /* before anything of libcurl's is called */
  * leaves no core. For a program in which no other code uses libcurl; called before all else here. */
 void ws_http_hide_curl(void);
 
+/* With what AWS's signature, version 4, is made; copied. libcurl 7.88 signs a query as it stands, and a header that
+ * only takes one of libcurl's away ("Expect:") as if it were sent: so whoever signs writes queries in their canonical
+ * form (sorted, each with its "=", encoded by RFC 3986), and has no such header. */
+struct ws_http_signer {
+    const char *scope; /* CURLOPT_AWS_SIGV4: "aws:amz:us-east-1:s3" */
+    const char *key_id, *secret;
+};
+
 /* One request. It, and what it points to, stay until the transfer has ended. */
 struct ws_http_transfer {
     const char *url;            /* copied */
     struct curl_slist *headers; /* NULL: none */
     const char *agent;          /* User-Agent; NULL: none */
-    const char *body;           /* POST of n_body bytes; NULL: GET */
+    const char *method;         /* NULL: GET, or POST where there is a body */
+    const char *body;           /* of n_body bytes; NULL: none */
     size_t n_body;
+    const struct ws_http_signer *signer;        /* NULL: it is not signed */
     const char *ca_file, *cert_file, *key_file; /* NULL: the system's authorities; no certificate */
     unsigned connect_ms, timeout_ms; /* of connecting (0: WS_CONNECT_TIMEOUT_MS), of all (0: none) */
     char *why;                       /* CURL_ERROR_SIZE bytes for libcurl's own words; NULL: only its code */

@@ -12,6 +12,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* Longer than a version that is made on demand may take. */
+#define CALL_MS (WS_MADE_MS + WS_REPLY_TIMEOUT_MS)
+
 /* Two connections, since a long poll must not delay a map. Leases live on the second. */
 enum { POLLS, CALLS, N_CONNECTIONS };
 
@@ -25,6 +28,7 @@ struct ipc_source {
     const char *path;            /* in head.url */
     struct ws_ipc_account named; /* may serve it, too */
     const atomic_bool *stop;
+    int64_t call_ms; /* for the answer of a call */
     struct connection connections[N_CONNECTIONS];
 };
 
@@ -49,6 +53,7 @@ static int ipc_open(const char *url, const struct ws_source_options *options, st
     s->head.ops = &ws_ipc_ops;
     s->path = s->head.url + 5;
     s->stop = options->stop;
+    s->call_ms = options->reply_timeout_ms ? options->reply_timeout_ms : CALL_MS;
     s->named = (struct ws_ipc_account){options->has_agent_uid, options->agent_uid};
     for (size_t i = 0; i < N_CONNECTIONS; i++) {
         pthread_mutex_init(&s->connections[i].lock, NULL);
@@ -69,9 +74,6 @@ static void ipc_close(struct ws_source *source)
     free(s->head.url);
     free(s);
 }
-
-/* Longer than a version that is made on demand may take. */
-#define CALL_MS (WS_MADE_MS + WS_REPLY_TIMEOUT_MS)
 
 #define STEP_MS 200
 
@@ -333,7 +335,7 @@ static int ipc_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
         if (f->cancel && atomic_load(f->cancel))
             return ws_error_set(err, ECANCELED, "the transfer was stopped");
         size_t at = i * WS_BLOCK_BYTES, n = ws_manifest_block_bytes(&f->manifest->files[f->file], i);
-        uint64_t hash = ws_copy_hash(f->dst + at, ws_region_data(l->regions[f->file]) + at, n);
+        uint64_t hash = ws_copy_hash(ws_fetch_dst(f, i), ws_region_data(l->regions[f->file]) + at, n);
         ws_fetch_came(f, n);
         if (f->block(f->arg, i, hash))
             rc = ws_error_set(err, ECANCELED, "the transfer was stopped");
@@ -344,7 +346,8 @@ static int ipc_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_e
 static int ipc_call(struct ws_source *source, const char *method, const char *path, const json_t *body,
                     json_t **reply, struct ws_error *err)
 {
-    int rc = call((struct ipc_source *)source, CALLS, method, path, body, CALL_MS, reply, NULL, 0, NULL, err);
+    int rc = call((struct ipc_source *)source, CALLS, method, path, body,
+                  ((struct ipc_source *)source)->call_ms, reply, NULL, 0, NULL, err);
     if (rc == 0 && !*reply)
         *reply = json_null();
     return rc;

@@ -8,6 +8,7 @@
 #include "transports/ipc/frame.h"
 #include "transports/ipc/listener.h"
 #include "transports/protocol/api.h"
+#include "transports/protocol/listing.h"
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -256,6 +257,8 @@ static int serve_catalog(struct client *c, const char *method, const char *path,
         /* fall through */
     case WS_API_MODELS:
         rc = cat->ops->models(cat->self, q.model[0] ? q.model : NULL, &out, err);
+        if (rc == 0)
+            ws_listing_split(out);
         break;
     case WS_API_MANIFEST: {
         struct ws_lease *lease;
@@ -318,7 +321,7 @@ static int serve_one(struct client *c, const json_t *request, const int *fds, si
     const char *method = json_string_value(json_object_get(request, "method"));
     const char *path = json_string_value(json_object_get(request, "path"));
     const char *query = json_string_value(json_object_get(request, "query"));
-    const json_t *body = json_object_get(request, "body");
+    json_t *body = json_object_get(request, "body");
     struct ws_error err = {0};
     json_t *reply = NULL;
     int out[WS_MAX_FDS_PER_CALL];

@@ -23,12 +23,12 @@ bool ws_ipc_peer_is_dead(const struct ws_ipc_peer *p);
 bool ws_ipc_peer_is_gone(const struct ws_ipc_peer *p);
 
 struct ws_ipc_handler {
-    /* A local-only route (the publisher's: POST /v1/local/...). fds_in are borrowed, and closed after the call.
-     * Fills *reply (new reference) and up to max_fds descriptors in fds_out, which the server sends and then
+    /* A local-only route (the publisher's: POST /v1/local/...). fds_in are borrowed, and closed after the call. body is
+     * borrowed, too, and may be emptied: a handler that waits should not keep what it has read. Fills *reply (new reference) and up to max_fds descriptors in fds_out, which the server sends and then
      * closes. */
-    int (*call)(void *self, struct ws_ipc_peer *peer, const char *method, const char *path,
-                const json_t *body, const int *fds_in, size_t n_fds_in, json_t **reply, int *fds_out,
-                size_t max_fds, size_t *n_fds_out, struct ws_error *err);
+    int (*call)(void *self, struct ws_ipc_peer *peer, const char *method, const char *path, json_t *body,
+                const int *fds_in, size_t n_fds_in, json_t **reply, int *fds_out, size_t max_fds,
+                size_t *n_fds_out, struct ws_error *err);
     void (*gone)(void *self, struct ws_ipc_peer *peer); /* the connection has ended; frees peer->state */
 };
 

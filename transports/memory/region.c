@@ -289,7 +289,7 @@ int ws_region_protect(struct ws_region *r, bool writable, struct ws_error *err)
 /* The lease lives for microseconds. A process that opens the file just then waits until it is gone, and the kernel
  * sends this one SIGIO, whose default action ends it. So the signal is addressed to this thread alone, blocked
  * here, and consumed. Otherwise it could hit any thread that does not block it. */
-int ws_region_idle(const struct ws_region *r)
+int ws_region_unheld(const struct ws_region *r)
 {
     if (r->kind == WS_REGION_IMPORTED)
         return -EPERM;
@@ -304,12 +304,39 @@ int ws_region_idle(const struct ws_region *r)
         rc = errno == EAGAIN ? -EBUSY : -EPERM;
     if (rc == 0)
         (void)fcntl(r->fd, F_SETLEASE, F_UNLCK);
-    if (rc == 0 && ws_region_was_shown(r))
-        rc = -EPERM; /* its pages may be in a pipe or in a socket's queue */
     if (!sigismember(&pending, SIGIO))
         (void)sigtimedwait(&io, NULL, &(struct timespec){0});
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc;
+}
+
+int ws_region_idle(const struct ws_region *r)
+{
+    int rc = ws_region_unheld(r);
+    return rc == 0 && ws_region_was_shown(r) ? -EPERM
+                                             : rc; /* its pages may be in a pipe or in a socket's queue */
+}
+
+/* A punched hole takes whole pages out of the file. Of a huge page that lies in the hole in part only, the kernel
+ * would set that part to zero where it is, for its other holders, too: so holes begin and end at blocks, or reach
+ * beyond the end of the file, and a block is a multiple of what a huge page can be. */
+bool ws_region_can_renew(void)
+{
+    return sysconf(_SC_PAGESIZE) == (long)WS_PAGE_BYTES && WS_BLOCK_BYTES % WS_HUGE_BYTES == 0;
+}
+
+int ws_region_renew(struct ws_region *r, uint64_t offset, uint64_t n_bytes, struct ws_error *err)
+{
+    const uint64_t end = offset + n_bytes;
+    assert(r->writable && r->fd >= 0 && offset % WS_BLOCK_BYTES == 0 && end <= r->size_bytes &&
+           (end % WS_BLOCK_BYTES == 0 || end == r->size_bytes));
+    const uint64_t hole = (n_bytes + WS_BLOCK_BYTES - 1) / WS_BLOCK_BYTES * WS_BLOCK_BYTES;
+    if (!ws_region_can_renew())
+        return ws_error_set(err, ENOTSUP, "pages of a region cannot be renewed on this machine");
+    if (fallocate(r->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)hole) == 0)
+        return 0;
+    return ws_error_set(err, errno, "cannot renew %llu bytes of a region: %s", (unsigned long long)n_bytes,
+                        strerror(errno));
 }
 
 bool ws_region_was_shown(const struct ws_region *r)

@@ -13,7 +13,7 @@
  * A lease does not show pages that a reader has spliced into a pipe or given to a socket (splice, vmsplice,
  * sendfile): they are the region's own pages, without an open file or a mapping. So a region that another process
  * could read, by a descriptor or by a name, is never written again, whatever the lease says: its owner closes it
- * and gets another one. */
+ * and gets another one. Or it renews the pages (ws_region_renew) before it writes: a pipe keeps the old ones. */
 #ifndef WS_TRANSPORTS_MEMORY_REGION_H
 #define WS_TRANSPORTS_MEMORY_REGION_H
 #include "transports/base/error.h"
@@ -61,6 +61,16 @@ WS_MUST_USE int ws_region_protect(struct ws_region *r, bool writable, struct ws_
 WS_MUST_USE int ws_region_idle(const struct ws_region *r);
 /* Could another process ever read it? Then ws_region_idle never returns 0 again. */
 bool ws_region_was_shown(const struct ws_region *r);
+/* Has no other process it open or mapped? 0, -EBUSY and -EPERM as ws_region_idle, whose rules on the caller's own
+ * descriptors and names hold, too; but pages of it may be in pipes and sockets, so it may be written only where
+ * its pages were renewed. */
+WS_MUST_USE int ws_region_unheld(const struct ws_region *r);
+/* Has fresh pages, which are zero, in the place of those of [offset, offset + n_bytes): whoever has the old ones in
+ * a pipe or in a socket's queue keeps their bytes. offset: a multiple of WS_BLOCK_BYTES; the end: that, too, or the
+ * region's. The region is unheld, and not registered with a device. */
+WS_MUST_USE int ws_region_renew(struct ws_region *r, uint64_t offset, uint64_t n_bytes, struct ws_error *err);
+/* Can pages be renewed on this machine? Not where a page that is in a pipe may reach beyond a block. */
+bool ws_region_can_renew(void);
 /* Does the kernel grant leases at all (sysctl fs.leases-enable, sandboxes)? Tried until it does, and logged once
  * where it does not. */
 bool ws_region_leases_work(void);

@@ -34,22 +34,33 @@ static int parse_component(const char **at, char *out, size_t cap)
     return n ? 0 : -EINVAL;
 }
 
-/* Value of a key in a query "a=1&b=2"; 0 when found, -ENOENT, -EINVAL when it does not fit. */
-static int query_value(const char *query, const char *key, char *out, size_t cap)
+/* Value of a key in a query "a=1&b=2", and its length; NULL: there is none. */
+static const char *find_value(const char *query, const char *key, size_t *chars)
 {
     size_t k = strlen(key);
     for (const char *p = query; p && *p;) {
         size_t n = strcspn(p, "&");
         if (n > k && strncmp(p, key, k) == 0 && p[k] == '=') {
-            if (n - k - 1 >= cap)
-                return -EINVAL;
-            memcpy(out, p + k + 1, n - k - 1);
-            out[n - k - 1] = 0;
-            return 0;
+            *chars = n - k - 1;
+            return p + k + 1;
         }
         p += n + (p[n] == '&');
     }
-    return -ENOENT;
+    return NULL;
+}
+
+/* Copies it: 0 when found, -ENOENT, -EINVAL when it does not fit. */
+static int query_value(const char *query, const char *key, char *out, size_t cap)
+{
+    size_t n;
+    const char *value = find_value(query, key, &n);
+    if (!value)
+        return -ENOENT;
+    if (n >= cap)
+        return -EINVAL;
+    memcpy(out, value, n);
+    out[n] = 0;
+    return 0;
 }
 
 /* A percent-encoded name in the query; empty where it is missing. */
@@ -100,6 +111,7 @@ static int parse_delta(const char *query, struct ws_api_request *out)
         part >= parts ||
         query_value(query, "base_run", out->base.lineage, sizeof(out->base.lineage)) == -EINVAL)
         return -EINVAL;
+    out->only = find_value(query, "only", &out->only_chars);
     out->base.version = base;
     out->part = (unsigned)part;
     out->parts = (unsigned)parts;

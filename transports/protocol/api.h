@@ -4,9 +4,9 @@
  *   GET  /v1/{model}/events?since=N         the same for one model
  *   GET  /v1/{model}/{version}/manifest[?run=R]
  *   GET  /v1/{model}/{version}/deltas[?run=R]           the deltas that lead to it: delta/listing.h
- *   GET  /v1/{model}/{version}/delta?base=B[&base_run=R][&part=I&parts=N][&level=L][&run=R]
+ *   GET  /v1/{model}/{version}/delta?base=B[&base_run=R][&part=I&parts=N][&level=L][&only=F][&run=R]
  *        not by ipc: one of them, as in delta/stream.h; level: how hard the next should be compressed for
- *        this client (zstd's, 0 to 3)
+ *        this client (zstd's, 0 to 3); only: of these blocks, as in delta/filter.h, or of more
  *   GET  /v1/{model}/{version}/files/{file}[?run=R]
  *        not by ipc
  *   GET  /v1/{model}/{version}/map[?run=R], POST .../unmap[?run=R]
@@ -51,6 +51,8 @@ struct ws_api_request {
     bool copy, copies;                     /* WS_API_MAP */
     struct ws_version_id base;             /* WS_API_DELTA; run empty: the version's own lineage */
     unsigned part, parts, level;
+    const char *only; /* WS_API_DELTA: in the query; NULL: all blocks */
+    size_t only_chars;
     uint64_t since;
     unsigned timeout_ms;
 };

@@ -18,6 +18,18 @@ struct ws_lease {
     const char *manifest_json; /* the same as text, made once; NULL: a server that needs it makes it */
     size_t manifest_json_bytes;
     struct ws_region *const *regions; /* one a file, in the manifest's order; NULL for size 0 */
+    /* NULL: bytes are read from the regions. Else there are none, and this gathers bytes that may be read (`here`) and
+     * lie in one block. (Carried by tcp alone.) */
+    void (*read)(struct ws_lease *lease, size_t file, uint64_t at, size_t n, void *out);
+};
+
+/* The begin of a block. */
+struct ws_some {
+    uint64_t n; /* so many bytes of it may be read */
+    uint64_t
+        attempt; /* the one by which it comes, set at the first call: 0 before. By another one there is nothing more of
+                       * it before it is here */
+    bool is_here; /* all of it. Where some was read before, that has to be compared with what it became */
 };
 
 struct ws_catalog_ops {
@@ -58,7 +70,15 @@ struct ws_catalog_ops {
      * `revoked` and `arrived` take. */
     int (*here)(void *self, struct ws_lease *lease, size_t file, size_t first, size_t n,
                 void (*arrived)(void *arg), void *arg, struct ws_error *err);
-    /* Cancels the request of `here`. True: arrived will not be called; false: it was, or is just being called. */
+    /* NULL: a block is read when it is here. Else how many of the first bytes of a block may be read, which may not be here,
+     * and of which the caller has read `from` (struct ws_some).
+     *     1     *some says it: more than `from`
+     *     0     no more yet, as for `here`
+     *     < 0   as for `here`
+     * What was read of a block that is not here is that only if another call, with arrived NULL, does not say 0 afterwards. */
+    int (*some)(void *self, struct ws_lease *lease, size_t file, size_t block, uint64_t from,
+                struct ws_some *some, void (*arrived)(void *arg), void *arg, struct ws_error *err);
+    /* Cancels the request of `here` or `some`. True: arrived will not be called; false: it was, or is just being called. */
     bool (*forget)(void *self, struct ws_lease *lease);
     /* The mount mount_id of this identity polls now, and will again within ms milliseconds. NULL: the catalog does
      * not track mounts. */

@@ -1,5 +1,6 @@
 /* The wrappers around struct ws_transport_ops: arguments and results are checked here, once. */
 #include "transports/protocol/source.h"
+#include "transports/protocol/listing.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -41,6 +42,8 @@ int ws_source_models(struct ws_source *s, const char *model, uint64_t since, uns
     *out = NULL;
     int rc = s->ops->models(s, model, since, timeout_ms, cancel, out, err);
     assert(rc <= 0 && (rc < 0) == (*out == NULL));
+    if (rc == 0)
+        ws_listing_join(*out);
     return rc;
 }
 

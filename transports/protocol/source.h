@@ -11,6 +11,7 @@
 #include "transports/delta/stream.h"
 #include "transports/format/manifest.h"
 #include "transports/memory/region.h"
+#include "transports/simd/copy.h"
 #include <jansson.h>
 #include <stdatomic.h>
 #include <sys/types.h>
@@ -19,14 +20,15 @@ struct ws_source_options {
     /* Bearer, or NULL: then a server on this host's loopback is sent the one that it made for this account, where
      * there is one (access/local_token.h). "": none is sent, and none is looked for. */
     const char *token;
-    bool insecure; /* the token may go to http:// beyond loopback, in clear text */
+    const char *token_file; /* where it was read, and is again when it changes; NULL: it never does */
+    bool insecure;          /* the token may go to http:// beyond loopback, in clear text */
     const char *ca_file, *cert_file, *key_file;    /* TLS; NULL: the system's */
     unsigned connect_timeout_ms, reply_timeout_ms; /* 0: the limits' defaults */
     unsigned stall_ms;  /* a transfer that moves less than a trickle for so long is ended; 0: the default */
     bool has_agent_uid; /* unix: the account agent_uid may serve the socket, too (ipc/peer.h) */
     uid_t agent_uid;
-    const char *below;       /* dir: opens nothing that does not lie below this folder; NULL: anything */
-    const char *mount_id;    /* of the mount that polls (HOST:MOUNTPOINT); NULL: the caller is no mount */
+    const char *below;    /* folders of dir:, and token_file, have to lie below this folder; NULL: anywhere */
+    const char *mount_id; /* of the mount that polls (HOST:MOUNTPOINT); NULL: the caller is no mount */
     const atomic_bool *stop; /* once it is set a call ends within a second, -ECANCELED; NULL: never */
 };
 
@@ -45,20 +47,35 @@ struct ws_fetch {
     size_t file;
     size_t first, n;
     unsigned char *dst; /* the FILE's first byte (block i goes to dst + i * WS_BLOCK_BYTES) */
+    bool one_block;     /* dst is a buffer for one block instead: each is there until block() has returned */
+    /* NULL; or, instead of copying them to dst, a transport whose bytes come piece by piece may have pieces of a block
+     * stored and hashed, all of them and in order; at: in the file. Some may wait for those that follow in the block. */
+    void (*store)(void *arg, struct ws_hasher *h, uint64_t at, const unsigned char *bytes, size_t n);
+    /* NULL; or called on the fetching thread by a transport whose bytes come piece by piece: the first n bytes of a block are
+     * in dst, and the rest is to come. */
+    void (*grows)(void *arg, size_t block, uint64_t n);
     /* Called on the fetching thread for each block that is whole in dst, with the hash of what was
      * stored (computed in the same pass); not before. Return non-zero to stop (-ECANCELED). */
     int (*block)(void *arg, size_t block, uint64_t hash);
     void *arg;
-    const atomic_bool *cancel;  /* checked often; may be NULL */
-    _Atomic(uint64_t) *came;    /* bytes as they come, by tcp of blocks that are not whole yet, too; may be
-                                   NULL */
+    const atomic_bool *cancel; /* checked often; may be NULL */
+    _Atomic(uint64_t)
+        *came; /* bytes as they come, by tcp of blocks that are not whole yet, too; no other thread
+                                   writes it meanwhile; may be NULL */
     _Atomic(uint64_t) *came_ns; /* moved on (ws_clock_ns) while they come; may be NULL */
 };
 
+/* Where a block goes. */
+static inline unsigned char *ws_fetch_dst(const struct ws_fetch *f, size_t block)
+{
+    return f->dst + (f->one_block ? 0 : block * WS_BLOCK_BYTES);
+}
+
 static inline void ws_fetch_came(const struct ws_fetch *f, uint64_t n_bytes)
 {
-    if (f->came)
-        atomic_fetch_add(f->came, n_bytes);
+    if (f->came) /* no locked instruction, which would wait for the streaming stores of what came before */
+        atomic_store_explicit(f->came, atomic_load_explicit(f->came, memory_order_relaxed) + n_bytes,
+                              memory_order_relaxed);
 }
 
 /* A part of a delta: blocks (counted over all files) that leave `part` when divided by `parts`. */
@@ -67,6 +84,8 @@ struct ws_delta_fetch {
     struct ws_delta_link link;
     uint64_t n_blocks; /* of the target */
     unsigned part, parts;
+    const char
+        *only; /* NULL: all; else of which blocks records are wanted (delta/filter.h); others may come, too */
     unsigned level; /* how hard the server should compress the next ones for this link: 0 to 3 */
     struct ws_delta_stream_sink sink; /* called on the fetching thread; what its record stops is -ECANCELED */
     const atomic_bool *cancel;        /* checked often; may be NULL */

@@ -73,15 +73,24 @@ void ws_trust_reset(struct ws_trust *t)
     *t = (struct ws_trust){0};
 }
 
+static bool has_own(const struct ws_trust *t, const char *model)
+{
+    bool own = false;
+
+    for (size_t i = 0; i < t->n; i++)
+        own = own || (t->keys[i].model && strcmp(t->keys[i].model, model) == 0);
+    return own;
+}
+
 const struct ws_public_key *ws_trust_find(const struct ws_trust *t, const char *model, const char *id)
 {
     char base[WS_MAX_NAME + 1];
-    bool own = false;
+    bool own;
 
-    if (ws_name_is_node_part(model, base, NULL, NULL))
+    if (ws_name_is_node_part(model, base, NULL, NULL) ||
+        (!has_own(t, model) && ws_name_is_view(model, base, NULL)))
         model = base;
-    for (size_t i = 0; i < t->n; i++)
-        own = own || (t->keys[i].model && strcmp(t->keys[i].model, model) == 0);
+    own = has_own(t, model);
     for (size_t i = 0; i < t->n; i++) {
         const struct ws_trusted_key *k = &t->keys[i];
         const bool counts = own ? k->model && strcmp(k->model, model) == 0 : !k->model;

@@ -18,7 +18,8 @@ struct ws_trust {
 WS_MUST_USE int ws_trust_add(struct ws_trust *t, const char *list, struct ws_error *err);
 WS_MUST_USE int ws_trust_copy(const struct ws_trust *t, struct ws_trust *out); /* -ENOMEM */
 void ws_trust_reset(struct ws_trust *t);
-/* The key with that id, where it is trusted for the model (of a part: its model); or NULL. */
+/* The key with that id, where it is trusted for the model (of a part: its model; of a view without keys of its own,
+ * too); or NULL. */
 const struct ws_public_key *ws_trust_find(const struct ws_trust *t, const char *model, const char *id);
 
 #endif

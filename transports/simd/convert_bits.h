@@ -1,5 +1,5 @@
-/* One element's conversion, in integers, so that no rounding mode matters: for the CPU's portable version and
- * for kernels, which define WS_BITS (the specifiers of such a function). */
+/* One element's conversion, in integers, so that no rounding mode matters (but for the sums): for the CPU's portable
+ * version and for kernels, which define WS_BITS (the specifiers of such a function). */
 #ifndef WS_TRANSPORTS_SIMD_CONVERT_BITS_H
 #define WS_TRANSPORTS_SIMD_CONVERT_BITS_H
 #include <stdbool.h>
@@ -58,6 +58,20 @@ WS_BITS uint32_t ws_f32_from_f16(uint16_t h)
     return sign | (113 - up) << 23 | (m << up & 0x3ff) << 13;
 }
 
+/* x + 1. Of a NaN the quiet one with its sign. */
+WS_BITS uint32_t ws_f32_plus_one(uint32_t x)
+{
+    union {
+        uint32_t bits;
+        float number;
+    } y;
+    if ((x & ~WS_BITS_SIGN) > WS_BITS_INFINITE)
+        return (x & WS_BITS_SIGN) | 0x7fc00000U;
+    y.bits = x;
+    y.number += 1.0F;
+    return y.bits;
+}
+
 /* Did the finite x become infinite? */
 WS_BITS bool ws_bf16_overflows(uint32_t x, uint16_t y)
 {
@@ -67,6 +81,32 @@ WS_BITS bool ws_bf16_overflows(uint32_t x, uint16_t y)
 WS_BITS bool ws_f16_overflows(uint32_t x, uint16_t y)
 {
     return (y & 0x7fff) == 0x7c00 && (x & ~WS_BITS_SIGN) < WS_BITS_INFINITE;
+}
+
+/* Types by number, as WS_..._PLUS_1 count them. */
+enum { WS_BITS_F32, WS_BITS_BF16, WS_BITS_F16, WS_BITS_TYPES };
+
+WS_BITS uint32_t ws_bits_to_f32(uint32_t type, uint32_t v)
+{
+    return type == WS_BITS_F32    ? v
+           : type == WS_BITS_BF16 ? ws_f32_from_bf16((uint16_t)v)
+                                  : ws_f32_from_f16((uint16_t)v);
+}
+
+WS_BITS uint32_t ws_bits_from_f32(uint32_t type, uint32_t x, uint32_t *overflows)
+{
+    if (type == WS_BITS_F32)
+        return x;
+    const uint16_t y = type == WS_BITS_BF16 ? ws_bf16_from_f32(x) : ws_f16_from_f32(x);
+    *overflows += type == WS_BITS_BF16 ? ws_bf16_overflows(x, y) : ws_f16_overflows(x, y);
+    return y;
+}
+
+/* 1 is added in the source's type, whose nearest value then becomes the other's. */
+WS_BITS uint32_t ws_bits_plus_one(uint32_t from, uint32_t to, uint32_t v, uint32_t *overflows)
+{
+    const uint32_t sum = ws_bits_from_f32(from, ws_f32_plus_one(ws_bits_to_f32(from, v)), overflows);
+    return from == to ? sum : ws_bits_from_f32(to, ws_bits_to_f32(from, sum), overflows);
 }
 
 #endif

@@ -35,19 +35,40 @@ void ws_copy(void *dst, const void *src, size_t n)
         if (n)
             memcpy(dst, src, n);
     } else {
-        the_code()->copy(dst, src, n);
+        ws_copy_stream(dst, src, n);
     }
 }
 
-void ws_copy_stream(void *dst, const void *src, size_t n)
+void ws_copy_unordered(void *dst, const void *src, size_t n)
 {
     if (n > 0)
         the_code()->copy(dst, src, n);
 }
 
+void ws_copy_order(void)
+{
+    the_code()->order();
+}
+
+void ws_copy_stream(void *dst, const void *src, size_t n)
+{
+    ws_copy_unordered(dst, src, n);
+    ws_copy_order();
+}
+
 uint64_t ws_hash(const void *p, size_t n)
 {
     return the_code()->hash(p, n);
+}
+
+void ws_hash_sums(uint64_t *out, const void *p, size_t n)
+{
+    the_code()->sums(out, p, n);
+}
+
+void ws_hash_join(uint64_t *state, const uint64_t *sums, size_t n)
+{
+    the_code()->join(state, sums, n);
 }
 
 struct ws_hasher {
@@ -68,10 +89,22 @@ void ws_hasher_reset(struct ws_hasher *h)
     (void)XXH3_64bits_reset(&h->state);
 }
 
-void ws_hasher_copy(struct ws_hasher *h, void *dst, const void *src, size_t n)
+void ws_hasher_copy_unordered(struct ws_hasher *h, void *dst, const void *src, size_t n)
 {
     if (n > 0)
         the_code()->copy_update(&h->state, dst, src, n);
+}
+
+void ws_hasher_copy_sums(struct ws_hasher *h, uint64_t *out, void *dst, const void *src, size_t n)
+{
+    assert((uintptr_t)dst % WS_STRIPE_BYTES == 0);
+    the_code()->copy_sums(&h->state, out, dst, src, n);
+}
+
+void ws_hasher_copy(struct ws_hasher *h, void *dst, const void *src, size_t n)
+{
+    ws_hasher_copy_unordered(h, dst, src, n);
+    ws_copy_order();
 }
 
 void ws_hasher_add(struct ws_hasher *h, const void *p, size_t n)

@@ -10,5 +10,6 @@ static inline void stream_line(unsigned char *dst, const unsigned char *src)
 
 #include "transports/simd/copy_stream.h"
 
-const struct ws_copy_code ws_copy_avx512 = {"avx512", copy, hash, update, copy_update};
+const struct ws_copy_code ws_copy_avx512 = {"avx512", copy, hash, update,   copy_update,
+                                            order,    sums, join, copy_sums};
 #endif

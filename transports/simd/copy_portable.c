@@ -1,6 +1,7 @@
 /* Copies for any processor. */
 #define XXH_INLINE_ALL
 #include "transports/simd/copy_impl.h"
+#include "transports/simd/copy_sums.h"
 #include <string.h>
 #include <xxhash.h>
 
@@ -11,6 +12,8 @@ static void copy(void *dst, const void *src, size_t n)
     if (n > 0)
         memcpy(dst, src, n);
 }
+
+static void order(void) {}
 
 static void copy_update(void *state, void *dst, const void *src, size_t n)
 {
@@ -31,4 +34,15 @@ static uint64_t hash(const void *p, size_t n)
     return XXH3_64bits(p, n);
 }
 
-const struct ws_copy_code ws_copy_portable = {"portable", copy, hash, update, copy_update};
+static void copy_sums(void *state, uint64_t *out, void *dst, const void *src, size_t n)
+{
+    for (size_t at = 0, piece; at < n; at += piece) {
+        const unsigned char *s = (const unsigned char *)src + at * WS_SUM_BYTES;
+        piece = n - at < PIECE_BYTES / WS_SUM_BYTES ? n - at : PIECE_BYTES / WS_SUM_BYTES;
+        sums(out + at * WS_SUM_WORDS, s, piece);
+        copy_update(state, (unsigned char *)dst + at * WS_SUM_BYTES, s, piece * WS_SUM_BYTES);
+    }
+}
+
+const struct ws_copy_code ws_copy_portable = {"portable", copy, hash, update,   copy_update,
+                                              order,      sums, join, copy_sums};

@@ -1,4 +1,5 @@
 #include "transports/tcp/body.h"
+#include "transports/simd/copy.h"
 #include "transports/tcp/manifest_text.h"
 #include <assert.h>
 #include <errno.h>
@@ -18,7 +19,10 @@ struct ws_tcp_body {
     bool names_lineage; /* so does the URL, which means these bytes for ever */
     char *text;         /* the manifest, where the catalog keeps none */
     size_t file;        /* what is sent, while it arrives */
-    uint64_t begin;
+    uint64_t begin, end;
+    /* What was sent of the last block before it was here: [some_begin, some_end) of the file, by an attempt (0: nothing). */
+    uint64_t some_begin, some_end, attempt;
+    struct ws_hasher *some_hash; /* NULL: none was needed yet */
     /* guarded by the list's lock */
     int sock;       /* -1 once the connection has ended */
     bool suspended; /* until what was requested arrives */
@@ -139,6 +143,7 @@ void ws_tcp_body_free(struct ws_tcp_body *b)
     const struct ws_catalog *catalog = b->bodies->catalog;
     unlink_from(b);
     catalog->ops->release(catalog->self, b->lease);
+    ws_hasher_free(b->some_hash);
     free(b->text);
     free(b);
 }
@@ -162,24 +167,55 @@ static void on_arrival(void *arg)
     pthread_mutex_unlock(&s->lock);
 }
 
-int ws_tcp_body_here(struct ws_tcp_body *b, size_t file, size_t first, size_t n, struct ws_error *err)
+/* Suspends the response until what is asked for has arrived: blocks, or, where from is not NULL, more of one. */
+static int suspend(struct ws_tcp_body *b, size_t file, size_t first, size_t n, const uint64_t *from,
+                   struct ws_error *err)
 {
     struct ws_tcp_bodies *s = b->bodies;
     const struct ws_catalog *c = s->catalog;
-    int rc = c->ops->here ? c->ops->here(c->self, b->lease, file, first, n, NULL, NULL, err) : 1;
-    if (rc != 0)
-        return rc;
+    struct ws_some some = {.attempt = b->attempt};
+    int rc = 0;
     pthread_mutex_lock(&s->lock);
     if (s->stop) {
         rc = ws_error_set(err, EAGAIN, "the server ends");
     } else { /* suspended before the request, since it may arrive at once */
         b->suspended = true;
         ws_http_suspend(b->in);
-        if (c->ops->here(c->self, b->lease, file, first, n, on_arrival, b, NULL) != 0)
+        if ((from ? c->ops->some(c->self, b->lease, file, first, *from, &some, on_arrival, b, NULL)
+                  : c->ops->here(c->self, b->lease, file, first, n, on_arrival, b, NULL)) != 0)
             resume(b); /* it has arrived meanwhile, or never will: the next call sees which */
     }
     pthread_mutex_unlock(&s->lock);
     return rc;
+}
+
+int ws_tcp_body_here(struct ws_tcp_body *b, size_t file, size_t first, size_t n, struct ws_error *err)
+{
+    const struct ws_catalog *c = b->bodies->catalog;
+    int rc = c->ops->here ? c->ops->here(c->self, b->lease, file, first, n, NULL, NULL, err) : 1;
+    return rc ? rc : suspend(b, file, first, n, NULL, err);
+}
+
+/* May bytes of the block at `at` be sent before it is here? Only to who gets its last ones as well, which wait for its hash:
+ * a range that ends within the block would be over, and taken for good. */
+static bool may_send_some(const struct ws_tcp_body *b, size_t file, uint64_t at, uint64_t end)
+{
+    const size_t block = (size_t)(at / WS_BLOCK_BYTES);
+    const uint64_t block_end =
+        block * WS_BLOCK_BYTES + ws_manifest_block_bytes(&b->lease->manifest->files[file], block);
+    return b->bodies->catalog->ops->some && !b->lease->read && end >= block_end;
+}
+
+int ws_tcp_body_begins(struct ws_tcp_body *b, size_t file, uint64_t at, uint64_t end, struct ws_error *err)
+{
+    const struct ws_catalog *c = b->bodies->catalog;
+    const size_t block = (size_t)(at / WS_BLOCK_BYTES);
+    const uint64_t from = at % WS_BLOCK_BYTES;
+    struct ws_some some = {0};
+    if (!may_send_some(b, file, at, end))
+        return ws_tcp_body_here(b, file, block, 1, err);
+    int rc = c->ops->some(c->self, b->lease, file, block, from, &some, NULL, NULL, err);
+    return rc ? rc : suspend(b, file, block, 1, &from, err);
 }
 
 void ws_tcp_body_tag(const struct ws_tcp_body *b, bool of_manifest, char out[WS_TCP_TAG_BYTES])
@@ -256,13 +292,66 @@ static const unsigned char *bytes_at(const struct ws_tcp_body *b, size_t file, u
     return region ? ws_region_data(region) + at : nothing;
 }
 
-/* The next bytes of a version that is arriving, up to the block's end. Called when more can be sent. */
+/* The block is here. Is it what was sent of it before? */
+static bool is_as_sent(struct ws_tcp_body *b)
+{
+    const uint64_t n = b->some_end - b->some_begin;
+    const bool same =
+        b->attempt == 0 || ws_hash(bytes_at(b, b->file, b->some_begin), n) == ws_hasher_digest(b->some_hash);
+    b->attempt = 0;
+    return same;
+}
+
+/* Was that sent of a block that is not here, or will be? False: no memory. */
+static bool note_some(struct ws_tcp_body *b, uint64_t attempt, uint64_t at, const void *bytes, uint64_t n)
+{
+    if (!b->some_hash && !(b->some_hash = ws_hasher_new()))
+        return false;
+    if (b->attempt == 0) {
+        ws_hasher_reset(b->some_hash);
+        b->some_begin = at;
+    }
+    b->attempt = attempt;
+    b->some_end = at + n;
+    ws_hasher_add(b->some_hash, bytes, n);
+    return true;
+}
+
+/* The next bytes of a block that is arriving, as far as they have come. */
+static ssize_t read_some(struct ws_tcp_body *b, uint64_t at, char *out, size_t max)
+{
+    const struct ws_catalog *c = b->bodies->catalog;
+    const size_t block = (size_t)(at / WS_BLOCK_BYTES);
+    const uint64_t from = at % WS_BLOCK_BYTES;
+    struct ws_some some = {.attempt = b->attempt}, again;
+    int rc = c->ops->some(c->self, b->lease, b->file, block, from, &some, NULL, NULL, NULL);
+    if (rc == 1 && (!b->lease->regions[b->file] || (some.is_here && !is_as_sent(b))))
+        return WS_HTTP_STREAM_FAILS;
+    if (rc == 1) {
+        const uint64_t n = some.n - from < max ? some.n - from : max;
+        memcpy(out, bytes_at(b, b->file, at), n);
+        if (some.is_here)
+            return (ssize_t)n;
+        again = some;
+        rc = c->ops->some(c->self, b->lease, b->file, block, from, &again, NULL, NULL, NULL);
+        if (rc == 1)
+            return note_some(b, some.attempt, at, out, n) ? (ssize_t)n : WS_HTTP_STREAM_FAILS;
+    }
+    if (rc == 0)
+        rc = suspend(b, b->file, block, 1, &from, NULL);
+    return rc < 0 ? WS_HTTP_STREAM_FAILS : 0;
+}
+
+/* The next bytes of a version that is arriving, or whose bytes are gathered, up to the block's end. Called when more can
+ * be sent. */
 static ssize_t read_on(void *arg, uint64_t pos, char *out, size_t max)
 {
     struct ws_tcp_body *b = arg;
     const struct ws_manifest_file *f = &b->lease->manifest->files[b->file];
     uint64_t at = b->begin + pos;
     size_t block = (size_t)(at / WS_BLOCK_BYTES);
+    if (may_send_some(b, b->file, at, b->end))
+        return read_some(b, at, out, max);
     int rc = ws_tcp_body_here(b, b->file, block, 1, NULL);
     if (rc < 0)
         return WS_HTTP_STREAM_FAILS;
@@ -270,15 +359,19 @@ static ssize_t read_on(void *arg, uint64_t pos, char *out, size_t max)
         return 0; /* suspended */
     size_t left = (size_t)(block * WS_BLOCK_BYTES + ws_manifest_block_bytes(f, block) - at);
     size_t n = max < left ? max : left;
-    memcpy(out, bytes_at(b, b->file, at), n);
+    if (b->lease->read)
+        b->lease->read(b->lease, b->file, at, n, out);
+    else
+        memcpy(out, bytes_at(b, b->file, at), n);
     return (ssize_t)n;
 }
 
-static struct MHD_Response *respond_while_it_arrives(struct ws_tcp_body *b, size_t file, uint64_t begin,
-                                                     uint64_t end)
+static struct MHD_Response *respond_by_pieces(struct ws_tcp_body *b, size_t file, uint64_t begin,
+                                              uint64_t end)
 {
     b->file = file;
     b->begin = begin;
+    b->end = end;
     return ws_http_stream(end - begin, read_on, free_body, b);
 }
 
@@ -288,10 +381,11 @@ struct MHD_Response *ws_tcp_body_range(struct ws_tcp_body *b, const struct ws_ma
     const struct ws_catalog *c = b->bodies->catalog;
     size_t file = (size_t)(f - b->lease->manifest->files), first = (size_t)(begin / WS_BLOCK_BYTES);
     size_t n = ws_manifest_count_blocks(end) - first;
-    bool whole = end == begin || !c->ops->here ||
-                 c->ops->here(c->self, b->lease, file, first, n, NULL, NULL, NULL) == 1;
+    bool whole = end == begin ||
+                 (!b->lease->read &&
+                  (!c->ops->here || c->ops->here(c->self, b->lease, file, first, n, NULL, NULL, NULL) == 1));
     struct MHD_Response *r = whole ? ws_http_body(bytes_at(b, file, begin), end - begin, free_body, b)
-                                   : respond_while_it_arrives(b, file, begin, end);
+                                   : respond_by_pieces(b, file, begin, end);
     if (!r)
         return NULL;
     ws_http_body_header(r, "Content-Type", "application/octet-stream");

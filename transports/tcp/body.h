@@ -37,6 +37,10 @@ const struct ws_lease *ws_tcp_body_lease(const struct ws_tcp_body *body);
 WS_MUST_USE int ws_tcp_body_here(struct ws_tcp_body *body, size_t file, size_t first, size_t n,
                                  struct ws_error *err);
 
+/* The same of bytes [at, end) of a file: may the first of them be sent now, or more of its block? */
+WS_MUST_USE int ws_tcp_body_begins(struct ws_tcp_body *body, size_t file, uint64_t at, uint64_t end,
+                                   struct ws_error *err);
+
 /* The entity tag of the manifest, or of the version's files, in quotes. The manifest is here. */
 #define WS_TCP_TAG_BYTES 64
 void ws_tcp_body_tag(const struct ws_tcp_body *body, bool of_manifest, char out[WS_TCP_TAG_BYTES]);

@@ -10,13 +10,13 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* A request that is being served. */
+/* A request that is being served, or waits: thousands do. */
 struct ws_tcp_call {
     struct ws_tcp_call *next, *prev; /* in the list of long polls */
     struct ws_tcp_server *server;
     struct ws_http_incoming *in;
-    struct ws_api_request api;
-    struct ws_tcp_body *body; /* while it cannot be answered yet */
+    struct ws_api_request *api; /* while a function serves it; NULL: it waits, or is sent */
+    struct ws_tcp_body *body;   /* while it cannot be answered yet */
     bool is_suspended;
     int64_t poll_end_ms;
 };

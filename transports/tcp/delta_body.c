@@ -2,6 +2,7 @@
 #include "transports/delta/stream.h"
 #include <assert.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/types.h>
 
 struct ws_tcp_delta_body {
@@ -10,7 +11,11 @@ struct ws_tcp_delta_body {
     const struct ws_http_incoming *in;
     struct ws_delta *delta;
     struct ws_delta_stream_writer writer;
+    struct ws_delta_filter *filter; /* NULL: none */
     struct ws_delta_waiter waiter;
+    struct ws_delta_sender sender;
+    int sock;
+    bool is_sender; /* guarded by the list's lock; the socket is open while it is */
 };
 
 void ws_tcp_deltas_init(struct ws_tcp_deltas *deltas, _Atomic(uint64_t) *bytes_sent)
@@ -63,7 +68,7 @@ static ssize_t read_body(void *arg, uint64_t at, char *out, size_t room)
     }
     /* Suspended before it waits: the delta's notification, which resumes it, comes after the suspension. */
     ws_http_suspend(b->in);
-    if (!ws_delta_wait(b->delta, b->writer.next, &b->waiter))
+    if (!ws_delta_wait(b->delta, b->writer.next, b->writer.part, b->writer.parts, &b->waiter))
         resume(b);
     else if (atomic_load(&b->all->stop)) /* ws_tcp_deltas_stop ran before this one waited */
         stop_waiting(b);
@@ -87,21 +92,49 @@ static void list(struct ws_tcp_delta_body *b, bool in)
     pthread_mutex_unlock(&all->lock);
 }
 
+/* Slow readers cannot keep what the cache has dropped. */
+static void cut(void *arg)
+{
+    (void)shutdown(((struct ws_tcp_delta_body *)arg)->sock, SHUT_RDWR);
+}
+
+/* With the list's lock. */
+static void stop_sending(struct ws_tcp_delta_body *b)
+{
+    if (b->is_sender)
+        ws_delta_sender_remove(b->delta, &b->sender);
+    b->is_sender = false;
+}
+
+void ws_tcp_deltas_closed(struct ws_tcp_deltas *deltas, int sock)
+{
+    pthread_mutex_lock(&deltas->lock);
+    for (struct ws_tcp_delta_body *b = deltas->first; b; b = b->next)
+        if (b->sock == sock)
+            stop_sending(b);
+    pthread_mutex_unlock(&deltas->lock);
+}
+
 static void free_body(void *arg)
 {
     struct ws_tcp_delta_body *b = arg;
+    pthread_mutex_lock(&b->all->lock);
+    stop_sending(b);
+    pthread_mutex_unlock(&b->all->lock);
     list(b, false);
     (void)ws_delta_wait_cancel(b->delta, &b->waiter);
     ws_delta_stream_writer_free(&b->writer);
+    ws_delta_filter_free(b->filter);
     ws_delta_put(b->delta);
     free(b);
 }
 
 struct MHD_Response *ws_tcp_delta_body(struct ws_tcp_deltas *deltas, const struct ws_http_incoming *in,
-                                       struct ws_delta *delta, unsigned part, unsigned parts)
+                                       struct ws_delta *delta, unsigned part, unsigned parts,
+                                       struct ws_delta_filter *filter)
 {
     const bool whole = ws_delta_state(delta) == WS_DELTA_WHOLE;
-    const uint64_t size = whole ? ws_delta_stream_bytes(delta, part, parts) : WS_HTTP_SIZE_UNKNOWN;
+    const uint64_t size = whole && !filter ? ws_delta_stream_bytes(delta, part, parts) : WS_HTTP_SIZE_UNKNOWN;
     struct ws_tcp_delta_body *b = calloc(1, sizeof(*b));
     struct MHD_Response *r = NULL;
     if (b && ws_delta_stream_writer_init(&b->writer, delta, part, parts) < 0) {
@@ -109,14 +142,23 @@ struct MHD_Response *ws_tcp_delta_body(struct ws_tcp_deltas *deltas, const struc
         b = NULL;
     }
     if (!b) {
+        ws_delta_filter_free(filter);
         ws_delta_put(delta);
         return NULL;
     }
+    b->writer.filter = b->filter = filter;
     b->all = deltas;
     b->in = in;
     b->delta = delta;
     b->waiter = (struct ws_delta_waiter){.notify = resume, .arg = b};
+    b->sock = ws_http_socket(in);
+    b->sender = (struct ws_delta_sender){.dropped = cut, .arg = b};
+    b->is_sender = ws_delta_sender_add(delta, &b->sender);
     list(b, true);
+    if (!b->is_sender) { /* dropped just now */
+        free_body(b);
+        return NULL;
+    }
     r = ws_http_stream(size, read_body, free_body, b);
     if (!r)
         return NULL;

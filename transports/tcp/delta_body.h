@@ -2,6 +2,7 @@
 #ifndef WS_TRANSPORTS_TCP_DELTA_BODY_H
 #define WS_TRANSPORTS_TCP_DELTA_BODY_H
 #include "transports/delta/delta.h"
+#include "transports/delta/filter.h"
 #include "transports/http/answer.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -19,11 +20,14 @@ void ws_tcp_deltas_init(struct ws_tcp_deltas *deltas, _Atomic(uint64_t) *bytes_s
 /* Ends the bodies that wait for more, since the HTTP server cannot end while a connection is suspended. No body
  * waits afterwards. */
 void ws_tcp_deltas_stop(struct ws_tcp_deltas *deltas);
+/* The connection of that socket has ended; its number may soon be another's. */
+void ws_tcp_deltas_closed(struct ws_tcp_deltas *deltas, int sock);
 void ws_tcp_deltas_destroy(struct ws_tcp_deltas *deltas); /* the HTTP server has ended: none is left */
 
-/* A part of a delta as a response's body; where the delta still grows, it waits with the connection suspended. Takes
- * the reference over, also on failure (NULL). A whole delta may be cached for ever, a growing one not at all. */
+/* A part of a delta as a response's body; where the delta still grows, it waits with the connection suspended. If the
+ * delta is dropped, the connection ends. filter: NULL, or the blocks whose records it has. Takes the reference and the filter over, also on failure (NULL). A whole delta may be cached for ever, a growing one not at all. */
 struct MHD_Response *ws_tcp_delta_body(struct ws_tcp_deltas *deltas, const struct ws_http_incoming *in,
-                                       struct ws_delta *delta, unsigned part, unsigned parts);
+                                       struct ws_delta *delta, unsigned part, unsigned parts,
+                                       struct ws_delta_filter *filter);
 
 #endif

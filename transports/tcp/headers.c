@@ -2,6 +2,7 @@
 #include "transports/access/local_token.h"
 #include "transports/access/loopback.h"
 #include "transports/base/clock.h"
+#include "transports/base/log.h"
 #include "transports/base/secret.h"
 #include "transports/http/client.h"
 #include "transports/http/transfer.h"
@@ -13,12 +14,22 @@
 
 #define LOOK_NS (200 * WS_MS_NS) /* between looks for a token that is not there, or is another by now */
 
+static void free_one(struct ws_tcp_header_list *one)
+{
+    ws_http_free_headers(one->list);
+    ws_secret_free(one->token);
+    free(one);
+}
+
 /* Under lock, or before another thread knows of it. */
 static int use_token(struct ws_tcp_headers *h, const char *token)
 {
     struct ws_tcp_header_list *new = calloc(1, sizeof(*new));
-    if (!new || ws_http_add_bearer(&new->list, token) < 0) {
-        free(new);
+    if (!new)
+        return -ENOMEM;
+    new->token = ws_secret_copy(token);
+    if (!new->token || ws_http_add_bearer(&new->list, token) < 0) {
+        free_one(new);
         return -ENOMEM;
     }
     new->before = h->newest;
@@ -26,15 +37,23 @@ static int use_token(struct ws_tcp_headers *h, const char *token)
     return 0;
 }
 
-int ws_tcp_headers_init(struct ws_tcp_headers *h, const char *url, const char *token)
+static bool is_new(const struct ws_tcp_headers *h, const char *token)
+{
+    return !h->newest || strcmp(token, h->newest->token) != 0;
+}
+
+int ws_tcp_headers_init(struct ws_tcp_headers *h, const char *url, const char *token, const char *file,
+                        const char *below)
 {
     unsigned port;
     pthread_mutex_init(&h->lock, NULL);
     const bool is_local = ws_loopback_port(url, &port);
     h->plain = is_local && strncmp(url, "http://", 7) == 0 ? url : NULL;
-    h->given = token && *token ? token : NULL;
-    if (h->given)
+    h->is_given = token && *token;
+    if (h->is_given) {
+        h->file = (struct ws_bearer_file){.path = file, .below = below};
         return use_token(h, token);
+    }
     if (is_local && !token)
         h->url = url;
     return 0;
@@ -69,10 +88,8 @@ void ws_tcp_headers_destroy(struct ws_tcp_headers *h)
     while (h->newest) {
         struct ws_tcp_header_list *old = h->newest;
         h->newest = old->before;
-        ws_http_free_headers(old->list);
-        free(old);
+        free_one(old);
     }
-    ws_secret_free(h->token);
     pthread_mutex_destroy(&h->lock);
 }
 
@@ -83,18 +100,18 @@ static void look(struct ws_tcp_headers *h)
     h->looked_ns = ws_clock_ns();
     h->was_refused = false;
     uid_t owner;
-    const bool found = ws_local_token_find(h->url, token, &owner);
-    const bool is_new = found && (!h->token || strcmp(token, h->token) != 0);
-    char *copy = is_new ? ws_secret_copy(token) : NULL;
-    if (is_new && copy && use_token(h, token) == 0) {
-        ws_secret_free(h->token);
-        h->token = copy;
+    if (ws_local_token_find(h->url, token, &owner) && (!is_new(h, token) || use_token(h, token) == 0))
         h->owner = owner;
-    } else {
-        ws_secret_free(copy);
-        h->owner = found && !is_new ? owner : h->owner;
-    }
     sodium_memzero(token, sizeof(token));
+}
+
+/* Under lock. What cannot be used for want of memory is used at the file's next change. */
+static void look_given(struct ws_tcp_headers *h, bool at_once)
+{
+    char *token = ws_bearer_file_look(&h->file, at_once);
+    if (token && is_new(h, token) && use_token(h, token) == 0)
+        ws_log(WS_LOG_INFO, "access", "token read file=%s", h->file.path);
+    ws_secret_free(token);
 }
 
 /* Under lock. Does the account whose token it is listen there now? */
@@ -105,29 +122,42 @@ static bool still_reaches(const struct ws_tcp_headers *h)
     return ws_loopback_port(h->url, &port) && ws_loopback_owner(h->url, port, &owner) && owner == h->owner;
 }
 
-struct curl_slist *ws_tcp_headers_now(struct ws_tcp_headers *h)
+/* Under lock. */
+static struct curl_slist *newest(struct ws_tcp_headers *h)
 {
-    pthread_mutex_lock(&h->lock);
+    if (h->is_given)
+        look_given(h, false);
     bool good = h->newest && (!h->url || still_reaches(h));
     if (h->url && (!good || h->was_refused) && ws_clock_ns() - h->looked_ns > LOOK_NS) {
         look(h);
         good = h->newest && still_reaches(h);
     }
-    struct curl_slist *list = good ? h->newest->list : NULL;
+    return good ? h->newest->list : NULL;
+}
+
+struct curl_slist *ws_tcp_headers_now(struct ws_tcp_headers *h)
+{
+    pthread_mutex_lock(&h->lock);
+    struct curl_slist *list = newest(h);
     pthread_mutex_unlock(&h->lock);
     return list;
 }
 
-void ws_tcp_headers_refused(struct ws_tcp_headers *h)
+bool ws_tcp_headers_refused(struct ws_tcp_headers *h, const struct curl_slist *sent)
 {
     pthread_mutex_lock(&h->lock);
     h->was_refused = true;
+    if (h->is_given)
+        look_given(h, true);
+    const struct curl_slist *now = newest(h);
     pthread_mutex_unlock(&h->lock);
+    return now && now != sent;
 }
 
 void ws_tcp_headers_blank(struct ws_tcp_headers *h, char *text)
 {
     pthread_mutex_lock(&h->lock);
-    ws_http_blank_token(text, h->given ? h->given : h->token);
+    for (const struct ws_tcp_header_list *one = h->newest; one; one = one->before)
+        ws_http_blank_token(text, one->token);
     pthread_mutex_unlock(&h->lock);
 }

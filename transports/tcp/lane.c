@@ -50,17 +50,20 @@ int ws_tcp_lane_set_up(struct ws_tcp_lane *l, const char *path, struct ws_tcp_gu
                        curl_write_callback take, void *arg, struct ws_error *err)
 {
     struct ws_source *source = l->head.source;
-    char url[WS_MAX_URL + WS_API_PATH_BYTES];
+    char *url;
     const int rc = ws_tcp_headers_check(&((struct ws_tcp_source *)source)->headers, err);
     if (rc < 0)
         return rc;
-    snprintf(url, sizeof(url), "%s%s", source->url, path);
+    if (asprintf(&url, "%s%s", source->url, path) < 0)
+        return ws_error_set(err, ENOMEM, "no memory for a request to %s", source->url);
     l->transfer = (struct ws_http_transfer){.url = url};
     CURLcode bad = ws_tcp_set_up(l->curl, (struct ws_tcp_source *)source, &l->transfer, l->why, guard) < 0;
     l->transfer.url = NULL; /* curl has its own copy */
+    free(url);
     bad |= curl_easy_setopt(l->curl, CURLOPT_BUFFERSIZE, BUFFER_BYTES);
     bad |= curl_easy_setopt(l->curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
-    bad |= curl_easy_setopt(l->curl, CURLOPT_LOW_SPEED_TIME, WS_TCP_STALL_SECONDS);
+    bad |= curl_easy_setopt(l->curl, CURLOPT_LOW_SPEED_TIME,
+                            (long)((ws_tcp_stall_ns(&l->head) + WS_SECOND_NS - 1) / WS_SECOND_NS));
     bad |= curl_easy_setopt(l->curl, CURLOPT_WRITEFUNCTION, take);
     bad |= curl_easy_setopt(l->curl, CURLOPT_WRITEDATA, arg);
     return bad ? ws_error_set(err, ENOMEM, "no memory for a request to %s", source->url) : 0;
@@ -126,12 +129,20 @@ static size_t on_bytes(char *data, size_t size, size_t n, void *arg)
     for (size_t left = n; left > 0;) {
         uint64_t block_end = k->block * WS_BLOCK_BYTES + ws_manifest_block_bytes(k->file, k->block);
         size_t piece = left < block_end - k->at ? left : (size_t)(block_end - k->at);
-        ws_hasher_copy(k->lane->hasher, k->fetch->dst + k->at, data, piece);
+        if (k->fetch->store)
+            k->fetch->store(k->fetch->arg, k->lane->hasher, k->at, (const unsigned char *)data, piece);
+        else
+            ws_hasher_copy(k->lane->hasher,
+                           ws_fetch_dst(k->fetch, k->block) + (k->at - k->block * WS_BLOCK_BYTES), data,
+                           piece);
         k->at += piece;
         data += piece;
         left -= piece;
-        if (k->at < block_end)
+        if (k->at < block_end) {
+            if (k->fetch->grows)
+                k->fetch->grows(k->fetch->arg, k->block, k->at - k->block * WS_BLOCK_BYTES);
             continue;
+        }
         uint64_t hash = ws_hasher_digest(k->lane->hasher);
         ws_hasher_reset(k->lane->hasher);
         if (k->fetch->block(k->fetch->arg, k->block++, hash)) {
@@ -159,7 +170,7 @@ static int fetch_result(struct sink *k, CURLcode code, struct ws_error *err)
                             "the transfer of %s from %s ended early: %s", k->file->name, url,
                             ws_http_why(&l->transfer, code));
     if (status != 206 && status != 200) {
-        int rc = ws_tcp_status_error(l->head.source, url, status, &k->refusal, err);
+        int rc = ws_tcp_status_error(l->head.source, url, status, &k->refusal, l->transfer.headers, err);
         (void)ws_error_prefix(err, "%s/%" PRIu64 "/%s", k->fetch->manifest->model,
                               k->fetch->manifest->version, k->file->name);
         return rc;

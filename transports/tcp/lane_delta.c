@@ -48,7 +48,7 @@ static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CU
                             "the delta of %s/%" PRIu64 " from %s ended early: %s", f->model,
                             f->link.target.version, url, ws_http_why(&l->transfer, code));
     if (status != 200) {
-        int rc = ws_tcp_status_error(l->head.source, url, status, &k->refusal, err);
+        int rc = ws_tcp_status_error(l->head.source, url, status, &k->refusal, l->transfer.headers, err);
         (void)ws_error_prefix(err, "the delta of %s/%" PRIu64, f->model, f->link.target.version);
         return rc;
     }
@@ -66,11 +66,13 @@ int ws_tcp_fetch_delta(struct ws_lane *lane, const struct ws_delta_fetch *f, str
         .lane = l,
         .guard = {.cancel = f->cancel, .came_ns = f->came_ns, .stall_ns = ws_tcp_stall_ns(lane)},
         .refusal.limit = WS_TCP_REFUSAL_BYTES};
-    char path[WS_API_PATH_BYTES];
+    char path[WS_API_PATH_BYTES + sizeof("&only=") + WS_DELTA_FILTER_CHARS];
     k.reader = ws_delta_stream_reader_new(&f->link, f->n_blocks, &f->sink);
     if (!k.reader)
         return ws_error_set(err, ENOMEM, "no memory for a delta");
     ws_api_delta_path(path, f->model, &f->link.target, &f->link.base, f->part, f->parts, f->level);
+    if (f->only)
+        (void)stpcpy(stpcpy(path + strlen(path), "&only="), f->only);
     int rc = ws_tcp_lane_set_up(l, path, &k.guard, on_delta, &k, err);
     if (rc == 0)
         rc = delta_result(&k, f, curl_easy_perform(l->curl), err);

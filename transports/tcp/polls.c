@@ -24,10 +24,10 @@ bool ws_tcp_poll_waits(struct ws_tcp_call *q)
 {
     struct ws_tcp_server *s = q->server;
     if (q->poll_end_ms == 0)
-        q->poll_end_ms = now_ms() + q->api.timeout_ms;
+        q->poll_end_ms = now_ms() + q->api->timeout_ms;
     pthread_mutex_lock(&s->lock);
-    bool wait = !atomic_load(&s->stop) && s->catalog.ops->seq(s->catalog.self) <= q->api.since &&
-                now_ms() < q->poll_end_ms;
+    bool wait = !atomic_load(&s->stop) && s->catalog.ops->seq(s->catalog.self) <= q->api->since &&
+                now_ms() < q->poll_end_ms && !ws_http_is_ending(q->in);
     if (wait) {
         q->is_suspended = true;
         q->prev = NULL;
@@ -60,7 +60,7 @@ static void resume_polls(struct ws_tcp_server *s, int64_t ended_before_ms)
     pthread_mutex_lock(&s->lock);
     for (struct ws_tcp_call *q = s->polls, *next; q; q = next) {
         next = q->next;
-        if (q->poll_end_ms > ended_before_ms)
+        if (q->poll_end_ms > ended_before_ms && !ws_http_is_ending(q->in))
             continue;
         unlink_poll(q);
         ws_http_resume(q->in);

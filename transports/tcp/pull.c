@@ -1,6 +1,7 @@
 /* tcp, the mount's side: a source, and its requests in JSON. */
 #include "transports/tcp/pull.h"
 #include "transports/access/loopback.h"
+#include "transports/base/json_size.h"
 #include "transports/base/secret.h"
 #include "transports/http/client.h"
 #include "transports/http/status.h"
@@ -16,10 +17,10 @@
 static void tcp_close(struct ws_source *source)
 {
     struct ws_tcp_source *s = (struct ws_tcp_source *)source;
-    const char *strings[] = {s->options.ca_file, s->options.cert_file, s->options.key_file};
+    const char *strings[] = {s->options.ca_file, s->options.cert_file, s->options.key_file,
+                             s->options.token_file, s->options.below};
     for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++)
         free((char *)(uintptr_t)strings[i]);
-    ws_secret_free((char *)(uintptr_t)s->options.token);
     ws_tcp_headers_destroy(&s->headers);
     free(s->head.url);
     free(s);
@@ -51,15 +52,18 @@ static int tcp_open(const char *url, const struct ws_source_options *o, struct w
     s->head.url = strdup(url);
     s->options = *o;
     s->options.mount_id = NULL; /* in the head */
-    s->options.token = ws_secret_copy(o->token);
+    s->options.token = NULL;    /* in the headers */
+    s->options.token_file = copy_of(o->token_file);
+    s->options.below = copy_of(o->below);
     s->options.ca_file = copy_of(o->ca_file);
     s->options.cert_file = copy_of(o->cert_file);
     s->options.key_file = copy_of(o->key_file);
     if (s->head.url)
         for (size_t n = strlen(url); n > 0 && s->head.url[n - 1] == '/'; n--)
             s->head.url[n - 1] = 0;
-    bool ok = s->head.url && !o->token == !s->options.token;
-    if (!ok || ws_tcp_headers_init(&s->headers, s->head.url, s->options.token) < 0) {
+    const bool ok = s->head.url && !o->token_file == !s->options.token_file && !o->below == !s->options.below;
+    if (!ok || ws_tcp_headers_init(&s->headers, s->head.url, o->token, s->options.token_file,
+                                   s->options.below) < 0) {
         tcp_close(&s->head);
         return ws_error_set(err, ENOMEM, "no memory for a source");
     }
@@ -97,12 +101,29 @@ int ws_tcp_errno_from_curl(const struct ws_source *source, CURLcode code)
 
 /* --- small requests: JSON in and out --- */
 
-int ws_tcp_status_error(struct ws_source *source, const char *url, long status,
-                        const struct ws_http_text *body, struct ws_error *err)
+/* Of an answer that is none of a server of wsync's, which give their reasons in JSON. */
+static void say_who_answers(const char *url, char *out, size_t cap)
 {
-    if (status == 401)
-        ws_tcp_headers_refused(&((struct ws_tcp_source *)source)->headers);
-    json_t *o = body->bytes.ptr ? json_loadb(body->bytes.ptr, body->bytes.len, 0, NULL) : NULL;
+    unsigned port;
+    uid_t owner;
+    if (ws_loopback_port(url, &port) && ws_loopback_owner(url, port, &owner))
+        snprintf(out, cap,
+                 "without a reason, as no wsync agent does: a program of account %u listens on port %u of "
+                 "this host; end it, or give the agent another port",
+                 (unsigned)owner, port);
+    else
+        snprintf(out, cap, "without a reason");
+}
+
+int ws_tcp_status_error(struct ws_source *source, const char *url, long status,
+                        const struct ws_http_text *body, const struct curl_slist *sent, struct ws_error *err)
+{
+    if (status == 401 && ws_tcp_headers_refused(&((struct ws_tcp_source *)source)->headers, sent))
+        return ws_error_set(err, ECONNRESET, "%s takes another token by now, which is sent next", url);
+    char unsaid[200];
+    json_t *o = body->bytes.ptr && ws_json_is_modest(body->bytes.ptr, body->bytes.len)
+                    ? json_loadb(body->bytes.ptr, body->bytes.len, 0, NULL)
+                    : NULL;
     const char *text = json_string_value(json_object_get(o, "error"));
     const char *name = json_string_value(json_object_get(o, "errno"));
     int code = name ? ws_errno_from_name(name) : 0;
@@ -112,22 +133,26 @@ int ws_tcp_status_error(struct ws_source *source, const char *url, long status,
         code = ws_errno_from_http((unsigned)status);
     if (code <= 0)
         code = EPROTO;
-    ws_error_set(err, code, "%s answered %ld: %.600s", url, status, text ? text : "without a reason");
+    if (!text)
+        say_who_answers(source->url, unsaid, sizeof(unsaid));
+    ws_error_set(err, code, "%s answered %ld: %.600s", url, status, text ? text : unsaid);
     json_decref(o);
     return -code;
 }
 
 /* The source's headers, and that of a body of JSON. */
-static int post_headers(struct ws_tcp_source *s, struct curl_slist **out)
+static int post_headers(const struct curl_slist *own, struct curl_slist **out)
 {
     int rc = 0;
-    for (const struct curl_slist *h = ws_tcp_headers_now(&s->headers); h && rc == 0; h = h->next)
+    for (const struct curl_slist *h = own; h && rc == 0; h = h->next)
         rc = ws_http_add_header(out, h->data);
     return rc < 0 ? rc : ws_http_add_header(out, "Content-Type: application/json");
 }
 
-static int request(struct ws_tcp_source *s, const char *path, const json_t *post, unsigned timeout_ms,
-                   size_t limit, const atomic_bool *cancel, struct ws_http_text *out, struct ws_error *err)
+/* *status: of the answer; 0: there is none. */
+static int request_once(struct ws_tcp_source *s, const char *path, const json_t *post, unsigned timeout_ms,
+                        size_t limit, const atomic_bool *cancel, struct ws_http_text *out, long *status,
+                        struct ws_error *err)
 {
     char url[WS_MAX_URL + WS_API_PATH_BYTES], why[CURL_ERROR_SIZE];
     struct curl_slist *headers = NULL;
@@ -135,15 +160,16 @@ static int request(struct ws_tcp_source *s, const char *path, const json_t *post
     struct ws_tcp_guard guard = {.cancel = cancel};
     struct ws_http_transfer t = {
         .url = url, .body = body, .n_body = body ? strlen(body) : 0, .timeout_ms = timeout_ms};
+    struct curl_slist *const own = ws_tcp_headers_now(&s->headers);
     CURL *c = curl_easy_init();
-    long status = 0;
     int rc = ws_tcp_headers_check(&s->headers, err);
+    *status = 0;
     *out = (struct ws_http_text){.limit = limit};
     if (rc < 0)
         goto out;
-    rc = c && (!post || (body && post_headers(s, &headers) == 0)) ? 0 : -ENOMEM;
+    rc = c && (!post || (body && post_headers(own, &headers) == 0)) ? 0 : -ENOMEM;
     snprintf(url, sizeof(url), "%s%s", s->head.url, path);
-    t.headers = headers;
+    t.headers = post ? headers : own;
     if (rc == 0)
         rc = ws_tcp_set_up(c, s, &t, why, &guard);
     if (rc < 0 || curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, ws_http_receive_text) ||
@@ -152,7 +178,7 @@ static int request(struct ws_tcp_source *s, const char *path, const json_t *post
         goto out;
     }
     CURLcode code = curl_easy_perform(c);
-    curl_easy_getinfo(c, CURLINFO_RESPONSE_CODE, &status);
+    curl_easy_getinfo(c, CURLINFO_RESPONSE_CODE, status);
     if (code == CURLE_OK)
         atomic_store(&s->has_spoken, true);
     if (out->is_too_big)
@@ -162,8 +188,8 @@ static int request(struct ws_tcp_source *s, const char *path, const json_t *post
     else if (code != CURLE_OK)
         rc = ws_error_set(err, ws_tcp_errno_from_curl(&s->head, code), "cannot ask %s: %s", url,
                           ws_http_why(&t, code));
-    else if (status != 200)
-        rc = ws_tcp_status_error(&s->head, url, status, out, err);
+    else if (*status != 200)
+        rc = ws_tcp_status_error(&s->head, url, *status, out, own, err);
     else
         rc = ws_tcp_headers_check(&s->headers, err);
 out:
@@ -176,6 +202,33 @@ out:
         *out = (struct ws_http_text){0};
     }
     return rc;
+}
+
+/* What was refused for a token that has been exchanged since was not done, and is asked for once more. */
+static int request(struct ws_tcp_source *s, const char *path, const json_t *post, unsigned timeout_ms,
+                   size_t limit, const atomic_bool *cancel, struct ws_http_text *out, struct ws_error *err)
+{
+    long status;
+    int rc = request_once(s, path, post, timeout_ms, limit, cancel, out, &status, err);
+    if (rc == -ECONNRESET && status == 401)
+        rc = request_once(s, path, post, timeout_ms, limit, cancel, out, &status, err);
+    return rc;
+}
+
+/* Of a reply, whose text is freed. -EPROTO: it would take more memory than any peer's needs; *out NULL: it is no JSON. */
+static int parse(const struct ws_tcp_source *s, const char *path, struct ws_http_text *text, size_t flags,
+                 json_t **out, struct ws_error *err)
+{
+    const char *bytes = text->bytes.ptr ? text->bytes.ptr : "";
+    const bool modest = ws_json_is_modest(bytes, text->bytes.len);
+    *out = modest ? json_loadb(bytes, text->bytes.len, JSON_REJECT_DUPLICATES | flags, NULL) : NULL;
+    free(text->bytes.ptr);
+    return modest
+               ? 0
+               : ws_error_set(err, EPROTO,
+                              "%s%s answered with JSON that would take more than %lu bytes of memory, or is "
+                              "nested too deep; is it a wsync agent?",
+                              s->head.url, path, WS_MAX_JSON_BYTES);
 }
 
 static unsigned reply_ms(const struct ws_tcp_source *s)
@@ -194,9 +247,9 @@ static int tcp_models(struct ws_source *source, const char *model, uint64_t sinc
                      WS_MAX_REPLY_BYTES, cancel, &text, err);
     if (rc < 0)
         return rc;
-    json_error_t why;
-    *out = json_loadb(text.bytes.ptr ? text.bytes.ptr : "", text.bytes.len, JSON_REJECT_DUPLICATES, &why);
-    free(text.bytes.ptr);
+    rc = parse(s, path, &text, 0, out, err);
+    if (rc < 0)
+        return rc;
     if (!json_is_object(*out)) {
         json_decref(*out);
         *out = NULL;
@@ -230,9 +283,10 @@ static int tcp_deltas(struct ws_source *source, const char *model, const struct 
     int rc = request(s, path, NULL, reply_ms(s), WS_MAX_REPLY_BYTES, cancel, &text, err);
     if (rc < 0)
         return rc;
-    json_t *reply =
-        json_loadb(text.bytes.ptr ? text.bytes.ptr : "", text.bytes.len, JSON_REJECT_DUPLICATES, NULL);
-    free(text.bytes.ptr);
+    json_t *reply;
+    rc = parse(s, path, &text, 0, &reply, err);
+    if (rc < 0)
+        return rc;
     rc = ws_delta_listing_read(json_object_get(reply, "deltas"), out, n);
     json_decref(reply);
     return rc < 0 ? ws_error_set(err, EPROTO, "%s sent no list of deltas", s->head.url) : 0;
@@ -250,9 +304,9 @@ static int tcp_call(struct ws_source *source, const char *method, const char *pa
     json_decref(nothing);
     if (rc < 0)
         return rc;
-    *reply = json_loadb(text.bytes.ptr ? text.bytes.ptr : "", text.bytes.len,
-                        JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
-    free(text.bytes.ptr);
+    rc = parse(s, path, &text, JSON_DECODE_ANY, reply, err);
+    if (rc < 0)
+        return rc;
     return *reply ? 0
                   : ws_error_set(err, EPROTO, "%s%s answered with no JSON; is it a wsync agent?", s->head.url,
                                  path);

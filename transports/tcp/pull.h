@@ -34,9 +34,10 @@ WS_MUST_USE int ws_tcp_set_up(CURL *c, struct ws_tcp_source *s, struct ws_http_t
  * handshake, is a proxy before a source that is away: -ECONNRESET, and the request is repeated. */
 int ws_tcp_errno_from_curl(const struct ws_source *source, CURLcode code);
 /* The sentence in an error body {"error":..,"errno":..} of a source's answer at url, without its token; else the
- * status. */
+ * status. sent: the request's headers. -ECONNRESET: they had a token that has been exchanged since: it is to be
+ * repeated. */
 int ws_tcp_status_error(struct ws_source *source, const char *url, long status,
-                        const struct ws_http_text *body, struct ws_error *err);
+                        const struct ws_http_text *body, const struct curl_slist *sent, struct ws_error *err);
 
 int ws_tcp_lane_open(struct ws_source *source, struct ws_lane **out, struct ws_error *err);
 void ws_tcp_lane_close(struct ws_lane *lane);

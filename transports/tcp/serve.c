@@ -1,6 +1,7 @@
 /* Serves a catalog over HTTP; bodies are sent out of the slot's own memory. */
 #include "transports/base/clock.h"
 #include "transports/base/cpu_features.h"
+#include "transports/protocol/listing.h"
 #include "transports/tcp/call.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -21,7 +22,7 @@ static const struct ws_api_route *const *tables_of(const struct ws_catalog *c)
 
 static const char *lineage_or_null(const struct ws_tcp_call *q)
 {
-    return q->api.lineage[0] ? q->api.lineage : NULL;
+    return q->api->lineage[0] ? q->api->lineage : NULL;
 }
 
 /* Takes names out of a release's list that the client may not use. */
@@ -53,11 +54,13 @@ static void serve_models(struct ws_tcp_call *q, struct ws_http_answer *a)
 {
     const struct ws_catalog *c = &q->server->catalog;
     struct ws_error err = {0};
-    int rc = c->ops->models(c->self, q->api.model[0] ? q->api.model : NULL, &a->json, &err);
+    int rc = c->ops->models(c->self, q->api->model[0] ? q->api->model : NULL, &a->json, &err);
     if (rc < 0)
         ws_http_refuse(a, rc, &err);
-    else
+    else {
         leave_usable(&q->in->who, json_object_get(a->json, "models"));
+        ws_listing_split(a->json);
+    }
 }
 
 static void serve_events(struct ws_tcp_call *q, struct ws_http_answer *a)
@@ -71,7 +74,7 @@ int ws_tcp_list_deltas(const struct ws_tcp_call *q, bool look, json_t **out, str
 {
     const struct ws_catalog *c = &q->server->catalog;
     if (c->ops->deltas)
-        return c->ops->deltas(c->self, q->api.model, q->api.version, lineage_or_null(q), look, out, err);
+        return c->ops->deltas(c->self, q->api->model, q->api->version, lineage_or_null(q), look, out, err);
     *out = json_array();
     return *out ? 0 : ws_error_set(err, ENOMEM, "no memory for a list of deltas");
 }
@@ -91,14 +94,22 @@ static void serve_delta(struct ws_tcp_call *q, struct ws_http_answer *a)
 {
     const struct ws_catalog *c = &q->server->catalog;
     struct ws_error err = {0};
+    struct ws_delta_filter *filter = NULL;
     struct ws_delta *delta;
-    int rc = c->ops->delta ? c->ops->delta(c->self, q->api.model, q->api.version, lineage_or_null(q),
-                                           &q->api.base, q->api.level, &delta, &err)
+    if (q->api->only && ws_delta_filter_parse(q->api->only, q->api->only_chars, &filter) < 0) {
+        ws_error_set(&err, EINVAL, "only= of a delta is not GAP.N,GAP.N,... or too long");
+        ws_http_refuse(a, -EINVAL, &err);
+        return;
+    }
+    int rc = c->ops->delta ? c->ops->delta(c->self, q->api->model, q->api->version, lineage_or_null(q),
+                                           &q->api->base, q->api->level, &delta, &err)
                            : ws_error_set(&err, ENOENT, "there are no deltas here");
-    if (rc < 0)
+    if (rc < 0) {
+        ws_delta_filter_free(filter);
         ws_http_refuse(a, rc, &err);
-    else
-        a->body = ws_tcp_delta_body(&q->server->deltas, q->in, delta, q->api.part, q->api.parts);
+    } else {
+        a->body = ws_tcp_delta_body(&q->server->deltas, q->in, delta, q->api->part, q->api->parts, filter);
+    }
 }
 
 static void serve_other(struct ws_tcp_call *q, struct ws_http_answer *a)
@@ -107,7 +118,7 @@ static void serve_other(struct ws_tcp_call *q, struct ws_http_answer *a)
     struct ws_http_incoming *in = q->in;
     struct ws_error err = {0};
     int rc = 0;
-    if (!ws_api_route_find(tables_of(c), in->method_name, in->target, &q->api))
+    if (!ws_api_route_find(tables_of(c), in->method_name, in->target, q->api))
         rc = c->ops->no_route(c->self, in->method & WS_HTTP_READ ? "GET" : "POST", in->target, &err);
     else if (in->body.len > 0 && !ws_http_json(in))
         rc = ws_error_set(&err, EINVAL, "the body of the request is no JSON");
@@ -141,26 +152,19 @@ static const struct {
     [WS_API_OTHER] = {SERVED, serve_other},
 };
 
-/* NULL: the request is refused, or there is no memory. */
+/* NULL: there is no memory. */
 static struct ws_tcp_call *begin_call(struct ws_tcp_server *s, struct ws_http_incoming *in,
-                                      struct ws_http_answer *a)
+                                      const struct ws_api_request *api)
 {
     const struct ws_catalog *c = &s->catalog;
-    struct ws_error err = {0};
     struct ws_tcp_call *q = calloc(1, sizeof(*q));
     if (!q)
         return NULL;
-    const int rc = ws_api_parse(in->target, in->query, &q->api, &err);
-    if (rc < 0) {
-        free(q);
-        ws_http_refuse(a, rc, &err);
-        return NULL;
-    }
     q->server = s;
     q->in = in;
     in->own = q;
-    if (q->api.kind == WS_API_EVENTS && q->api.mount_id[0] && c->ops->seen)
-        c->ops->seen(c->self, &in->who, q->api.mount_id, q->api.timeout_ms);
+    if (api->kind == WS_API_EVENTS && api->mount_id[0] && c->ops->seen)
+        c->ops->seen(c->self, &in->who, api->mount_id, api->timeout_ms);
     return q;
 }
 
@@ -168,18 +172,26 @@ static struct ws_tcp_call *begin_call(struct ws_tcp_server *s, struct ws_http_in
 static void serve_api(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_tcp_call *q = in->own;
+    struct ws_api_request api;
     struct ws_error err = {0};
     if (!(in->method & SERVED)) {
         ws_http_refuse_method(a, in, SERVED);
         return;
     }
-    if (!q && !(q = begin_call(self, in, a)))
+    const int rc = ws_api_parse(in->target, in->query, &api, &err);
+    if (rc < 0) {
+        ws_http_refuse(a, rc, &err);
         return;
-    a->allow = kinds[q->api.kind].methods;
+    }
+    if (!q && !(q = begin_call(self, in, &api)))
+        return;
+    q->api = &api;
+    a->allow = kinds[api.kind].methods;
     if (a->allow & in->method)
-        kinds[q->api.kind].serve(q, a);
+        kinds[api.kind].serve(q, a);
     else
         ws_http_refuse(a, ws_error_set(&err, EOPNOTSUPP, "%.200s is only read", in->target), &err);
+    q->api = NULL;
 }
 
 /* Of a path that is no route the role is that of reading: who may not read learns nothing of which paths there are. */
@@ -233,7 +245,9 @@ static const struct ws_http_route routes[] = {
 
 static void connection_closed(void *self, int sock)
 {
-    ws_tcp_bodies_closed(&((struct ws_tcp_server *)self)->bodies, sock);
+    struct ws_tcp_server *s = self;
+    ws_tcp_bodies_closed(&s->bodies, sock);
+    ws_tcp_deltas_closed(&s->deltas, sock);
 }
 
 /* At most half of the process's descriptors: the other half is for everything else. */

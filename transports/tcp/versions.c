@@ -42,19 +42,17 @@ static void answer_range(struct ws_tcp_call *q, const struct ws_manifest_file *f
 static int try_file(struct ws_tcp_call *q, struct ws_http_answer *a, struct ws_error *err)
 {
     const struct ws_manifest *m = ws_tcp_body_lease(q->body)->manifest;
-    const struct ws_manifest_file *f = ws_manifest_find(m, q->api.file);
+    const struct ws_manifest_file *f = ws_manifest_find(m, q->api->file);
     uint64_t begin = 0, end = 0;
     if (!f)
         return ws_error_set(err, ENOENT, "%s/%" PRIu64 " has no file '%s'", m->model, m->version,
-                            q->api.file);
+                            q->api->file);
     int partial = range_of(q, f, &begin, &end);
     if (partial < 0)
         return ws_error_set(err, ERANGE, "%s has %" PRIu64 " bytes, the range is outside", f->name,
                             f->size_bytes);
-    /* The reply begins with the first block; a failure before it has a status of its own. */
-    int rc = end > begin
-                 ? ws_tcp_body_here(q->body, (size_t)(f - m->files), (size_t)(begin / WS_BLOCK_BYTES), 1, err)
-                 : 1;
+    /* The reply begins with its first byte; a failure before that has a status of its own. */
+    int rc = end > begin ? ws_tcp_body_begins(q->body, (size_t)(f - m->files), begin, end, err) : 1;
     if (rc == 1)
         answer_range(q, f, begin, end, partial, a);
     return rc;
@@ -77,16 +75,16 @@ static void answer_unchanged(struct ws_tcp_call *q, bool of_manifest, struct ws_
 /* As try_file. */
 static int try_version(struct ws_tcp_call *q, struct ws_http_answer *a, struct ws_error *err)
 {
-    bool of_manifest = q->api.kind == WS_API_MANIFEST;
+    bool of_manifest = q->api->kind == WS_API_MANIFEST;
     char tag[WS_TCP_TAG_BYTES];
-    int rc = q->body ? 0 : ws_tcp_body_new(&q->body, &q->server->bodies, q->in, &q->api, err);
+    int rc = q->body ? 0 : ws_tcp_body_new(&q->body, &q->server->bodies, q->in, q->api, err);
     if (rc == 0)
         rc = ws_tcp_body_here(q->body, 0, 0, 0, err);
     if (rc <= 0)
         return rc;
     ws_tcp_body_tag(q->body, of_manifest, tag);
     if (ws_http_names_tag(ws_http_header(q->in, "If-None-Match"), tag) &&
-        (of_manifest || ws_manifest_find(ws_tcp_body_lease(q->body)->manifest, q->api.file)))
+        (of_manifest || ws_manifest_find(ws_tcp_body_lease(q->body)->manifest, q->api->file)))
         answer_unchanged(q, of_manifest, a);
     else if (of_manifest)
         answer_manifest(q, a);
@@ -100,9 +98,9 @@ void ws_tcp_serve_version(struct ws_tcp_call *q, struct ws_http_answer *a)
 {
     struct ws_error err = {0};
     int rc;
-    q->api.timeout_ms = WS_MADE_MS;
+    q->api->timeout_ms = WS_MADE_MS;
     do {
-        q->api.since = q->server->catalog.ops->seq(q->server->catalog.self); /* before looking */
+        q->api->since = q->server->catalog.ops->seq(q->server->catalog.self); /* before looking */
         rc = try_version(q, a, &err);
         a->is_later = rc == 0 || (rc == -EINPROGRESS && ws_tcp_poll_waits(q));
         if (rc == 1 || a->is_later)

@@ -257,7 +257,7 @@ static int by_weight_name(const void *a, const void *b)
                   ((const struct ws_checkpoint_tensor *)b)->name);
 }
 
-static struct ws_checkpoint_tensor *find(const struct ws_checkpoint *w, const char *name)
+struct ws_checkpoint_tensor *ws_checkpoint_find(const struct ws_checkpoint *w, const char *name)
 {
     const struct ws_checkpoint_tensor wanted = {.name = name};
 
@@ -351,7 +351,7 @@ static int match_all(struct ws_checkpoint *w, const struct checkpoint *c, struct
     for (size_t i = 0; i < c->n_shards; i++) {
         const struct ws_safetensors *st = c->shards[i].st;
         for (size_t k = 0; k < st->n_tensors; k++) {
-            struct ws_checkpoint_tensor *to = find(w, st->tensors[k].name);
+            struct ws_checkpoint_tensor *to = ws_checkpoint_find(w, st->tensors[k].name);
             int rc = to ? match(to, &st->tensors[k], &c->shards[i], err) : 0;
             if (rc)
                 return rc;
@@ -395,7 +395,7 @@ static int read_shard(struct ws_checkpoint *w, const struct shard *s, size_t *do
 {
     for (size_t k = 0; k < s->st->n_tensors; k++) {
         const struct ws_tensor *t = &s->st->tensors[k];
-        const struct ws_checkpoint_tensor *to = find(w, t->name);
+        const struct ws_checkpoint_tensor *to = ws_checkpoint_find(w, t->name);
         if (!to)
             continue;
         if (ws_sigbus_guard_copy(w->memory + to->offset, s->data_map + t->begin, to->bytes))

@@ -40,6 +40,8 @@ struct ws_checkpoint_hooks {
 WS_MUST_USE int ws_checkpoint_load(struct ws_checkpoint *into, const struct ws_checkpoint *model,
                                    const char *path, const struct ws_checkpoint_hooks *steps,
                                    size_t *n_missing, struct ws_error *err);
+/* By name; NULL: it has none. Borrowed. */
+struct ws_checkpoint_tensor *ws_checkpoint_find(const struct ws_checkpoint *w, const char *name);
 /* XXH3-64 of one tensor's bytes: the same figure as user.wsync.xxh3 of the tensor's file in a mount. */
 uint64_t ws_checkpoint_tensor_hash(const struct ws_checkpoint *w, size_t tensor);
 void ws_checkpoint_release(struct ws_checkpoint *w);

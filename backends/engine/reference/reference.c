@@ -92,6 +92,32 @@ int ws_reference_load(struct ws_reference *r, const char *path, const char *vers
     return rc;
 }
 
+int ws_reference_load_draft(struct ws_reference *r, const char *path, bool whole, struct ws_error *err)
+{
+    struct ws_checkpoint made = {0};
+    size_t missing = 0;
+    pthread_mutex_lock(&r->load_lock);
+    int rc = ws_checkpoint_load(&made, &r->draft, path, NULL, &missing, err);
+    if (!rc && missing && whole)
+        rc = ws_error_set(err, EBADMSG, "%s has nothing for %zu of the draft model's tensors", path, missing);
+    if (r->slow_ms)
+        usleep(r->slow_ms * 1000U);
+    if (!rc) {
+        pthread_rwlock_wrlock(&r->weights_lock);
+        struct ws_checkpoint old = r->draft;
+        r->draft = made;
+        made = old;
+        pthread_rwlock_unlock(&r->weights_lock);
+    }
+    ws_checkpoint_release(&made);
+    pthread_mutex_unlock(&r->load_lock);
+    if (rc)
+        return rc;
+    ws_log(WS_LOG_INFO, "engine", "loaded draft path=%s", path);
+    ws_reference_die_if(r, "draft");
+    return 0;
+}
+
 void ws_reference_wait_load(struct ws_reference *r)
 {
     pthread_mutex_lock(&r->load_lock);
@@ -166,32 +192,51 @@ json_t *ws_reference_use_caches(struct ws_reference *r)
     return stale;
 }
 
-json_t *ws_reference_checksums(struct ws_reference *r, char combined[33])
+json_t *ws_reference_checksum(const struct ws_checkpoint *w, char combined[33])
 {
     json_t *all = json_object();
     char hex[33];
     XXH3_state_t state;
     XXH128_hash_t whole;
     XXH3_128bits_reset(&state);
-    pthread_rwlock_rdlock(&r->weights_lock);
-    for (size_t i = 0; i < r->weights.n_tensors; i++) {
-        const char *name = r->weights.tensors[i].name;
-        snprintf(hex, sizeof(hex), "%016lx", ws_checkpoint_tensor_hash(&r->weights, i));
+    for (size_t i = 0; i < w->n_tensors; i++) {
+        const char *name = w->tensors[i].name;
+        snprintf(hex, sizeof(hex), "%016lx", ws_checkpoint_tensor_hash(w, i));
         XXH3_128bits_update(&state, name, strlen(name) + 1);
         XXH3_128bits_update(&state, hex, 16);
         json_object_set_new_nocheck(all, name, json_string(hex));
     }
-    pthread_rwlock_unlock(&r->weights_lock);
     whole = XXH3_128bits_digest(&state);
     snprintf(combined, 33, "%016lx%016lx", whole.high64, whole.low64);
     return all;
+}
+
+json_t *ws_reference_checksums(struct ws_reference *r, char combined[33])
+{
+    pthread_rwlock_rdlock(&r->weights_lock);
+    json_t *all = ws_reference_checksum(&r->weights, combined);
+    pthread_rwlock_unlock(&r->weights_lock);
+    return all;
+}
+
+void ws_reference_add_checksums(struct ws_reference *r, json_t *reply)
+{
+    char combined[33];
+    if (r->draft_start_path) {
+        pthread_rwlock_rdlock(&r->weights_lock);
+        json_decref(ws_reference_checksum(&r->draft, combined));
+        pthread_rwlock_unlock(&r->weights_lock);
+        json_object_set_new(reply, "draft_checksum", json_string(combined));
+    }
+    if (r->adapters.max_rank)
+        json_object_set_new(reply, "adapters", ws_reference_adapters_checksums(r));
 }
 
 /* --- life --- */
 
 static int check_options(const struct ws_reference_options *o, struct ws_error *err)
 {
-    static const char *const steps[] = {"pause", "open", "load", "reply", "continue"};
+    static const char *const steps[] = {"pause", "open", "load", "reply", "continue", "adapter", "draft"};
 
     if (o->api && strcmp(o->api, "sglang") != 0 && strcmp(o->api, "vllm") != 0)
         return ws_error_set(err, EINVAL, "'%s' is no API that it can speak: sglang or vllm", o->api);
@@ -201,7 +246,8 @@ static int check_options(const struct ws_reference_options *o, struct ws_error *
         if (!strcmp(steps[i], o->die_at))
             return 0;
     }
-    return ws_error_set(err, EINVAL, "'%s' is no step to die at: pause, open, load, reply, continue",
+    return ws_error_set(err, EINVAL,
+                        "'%s' is no step to die at: pause, open, load, reply, continue, adapter, draft",
                         o->die_at);
 }
 
@@ -212,6 +258,12 @@ static char *copy_or_null(const char *text, bool *ok)
     if (text && !copy)
         *ok = false;
     return copy;
+}
+
+static int load_first_draft(struct ws_reference *r, const char *path, struct ws_error *err)
+{
+    size_t missing;
+    return ws_checkpoint_load(&r->draft, NULL, path, NULL, &missing, err);
 }
 
 int ws_reference_new(struct ws_reference **out, const struct ws_reference_options *o, struct ws_error *err)
@@ -230,12 +282,23 @@ int ws_reference_new(struct ws_reference **out, const struct ws_reference_option
     pthread_rwlock_init(&r->weights_lock, NULL);
     pthread_mutex_init(&r->pause_lock, NULL);
     pthread_cond_init(&r->resumed, NULL);
+    pthread_mutex_init(&r->adapters.lock, NULL);
+    pthread_cond_init(&r->adapters.changed, NULL);
     r->refuse = copy_or_null(o->refuse, &ok);
     r->die_at = copy_or_null(o->die_at, &ok);
     r->path = copy_or_null(o->model_path, &ok);
     r->version = copy_or_null("default", &ok);
     r->load_format = copy_or_null(o->load_format, &ok);
     r->start_path = copy_or_null(o->model_path, &ok);
+    r->draft_start_path = copy_or_null(o->draft_path, &ok);
+    r->refuse_adapter = copy_or_null(o->refuse_adapter, &ok);
+    r->transfers = o->transfers;
+    r->started_ns = o->api_servers > 1 ? 0 : ws_clock_day_ns();
+    const bool vllm = o->api && strcmp(o->api, "vllm") == 0;
+    r->adapters.max_rank = o->max_lora_rank;
+    r->adapters.sglang = !vllm;
+    r->adapters.refuse = r->refuse_adapter;
+    r->adapters.lie = o->lie;
     r->slow_ms = o->slow_ms;
     r->workers = o->workers ? o->workers : 1;
     atomic_init(&r->busy, o->busy);
@@ -248,9 +311,15 @@ int ws_reference_new(struct ws_reference **out, const struct ws_reference_option
     if (!rc) {
         r->weights = r->spare;
         r->spare = (struct ws_checkpoint){0};
-        bool vllm = o->api && strcmp(o->api, "vllm") == 0;
+        if (o->draft_path)
+            rc = load_first_draft(r, o->draft_path, &own);
+    }
+    if (!rc) {
         rc = ws_reference_serve(&r->http, o->listen, o->api_key,
-                                vllm ? ws_reference_vllm_routes : ws_reference_sglang_routes, r, &own);
+                                vllm ? ws_reference_vllm_routes +
+                                           (o->max_lora_rank ? 0 : WS_REFERENCE_ADAPTER_ROUTES)
+                                     : ws_reference_sglang_routes,
+                                r, &own);
     }
     if (rc) {
         if (err)
@@ -278,6 +347,8 @@ void ws_reference_free(struct ws_reference *r)
     ws_http_server_free(r->http);
     ws_checkpoint_release(&r->spare);
     ws_checkpoint_release(&r->weights);
+    ws_checkpoint_release(&r->draft);
+    ws_reference_adapters_release(&r->adapters);
     pthread_cond_destroy(&r->resumed);
     pthread_mutex_destroy(&r->pause_lock);
     pthread_rwlock_destroy(&r->weights_lock);
@@ -287,6 +358,8 @@ void ws_reference_free(struct ws_reference *r)
     free(r->load_format);
     free(r->path);
     free(r->start_path);
+    free(r->draft_start_path);
+    free(r->refuse_adapter);
     free(r->version);
     free(r);
 }

@@ -1,5 +1,6 @@
 /* The reference engine's SGLang routes: field names, defaults and status codes as of 0.5.23, `in_place` with
- * flush_cache answered as a failure although the weights are new. */
+ * flush_cache answered as a failure although the weights are new. A load feeds its files to a draft model, too,
+ * whatever that was started with: names that it has, of the same shape, are overwritten. */
 #include "backends/engine/reference/reference_state.h"
 #include "transports/base/log.h"
 #include <errno.h>
@@ -31,6 +32,8 @@ static void load(struct ws_reference *r, const char *path, const char *version, 
         ws_log(WS_LOG_WARN, "engine", "dies of the file, as the real server does");
         _exit(1);
     }
+    if (!rc && r->draft_start_path)
+        rc = ws_reference_load_draft(r, path, false, &err);
     if (rc) {
         snprintf(message, sizeof(message), "Failed to get weights iterator: %s", err.text);
         answer_success(a, false, message);
@@ -138,6 +141,7 @@ static void weights_checker(void *self, struct ws_http_incoming *in, struct ws_h
     json_t *all = ws_reference_checksums(self, combined);
     a->json = json_pack("{s:b, s:s, s:[{s:o, s:s}], s:s}", "success", true, "message", "", "ranks",
                         "checksums", all, "per_gpu_checksum", combined, "per_engine_checksum", combined);
+    ws_reference_add_checksums(self, a->json);
 }
 
 static void ready(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
@@ -152,7 +156,13 @@ static void ready(void *self, struct ws_http_incoming *in, struct ws_http_answer
 static void generate(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    (void)in;
+    struct ws_error err = {0};
+    const char *name = json_string_value(json_object_get(in->json, "lora_path"));
+    json_t *adapter = NULL;
+    if (name && ws_reference_adapter_use(r, name, &adapter, &err)) {
+        ws_answer_bad(a, err.text);
+        return;
+    }
     bool served = ws_reference_wait(r);
     json_t *stale = ws_reference_use_caches(r);
     pthread_rwlock_rdlock(&r->weights_lock);
@@ -162,6 +172,60 @@ static void generate(void *self, struct ws_http_incoming *in, struct ws_http_ans
                   "meta_info", "finish_reason", "type", served ? "stop" : "abort", "prompt_tokens", 0,
                   "completion_tokens", 0, "weight_version", r->version, "stale_cache", stale);
     pthread_rwlock_unlock(&r->weights_lock);
+    if (adapter) {
+        ws_reference_adapter_done(r, name);
+        json_object_set_new(a->json, "adapter", adapter);
+    }
+}
+
+/* --- adapters --- */
+
+static void answer_adapters(struct ws_reference *r, int rc, const struct ws_error *err,
+                            struct ws_http_answer *a)
+{
+    json_t *loaded = json_object(), *all = ws_reference_adapters_checksums(r), *value;
+    const char *name;
+    json_object_foreach(all, name, value)
+    {
+        json_object_set(loaded, name, json_object_get(value, "path"));
+    }
+    json_decref(all);
+    a->status = rc ? 400 : 200;
+    a->json = json_pack("{s:b, s:s?, s:o}", "success", rc == 0, "error_message", rc ? err->text : NULL,
+                        "loaded_adapters", loaded);
+}
+
+static void load_lora_adapter(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
+{
+    struct ws_error err = {0};
+    const char *name = json_string_value(json_object_get(in->json, "lora_name"));
+    const char *path = json_string_value(json_object_get(in->json, "lora_path"));
+    if (!name || !path)
+        ws_answer_bad(a, "lora_name, lora_path: strings are needed");
+    else
+        answer_adapters(self, ws_reference_adapter_load(self, name, path, &err), &err, a);
+}
+
+static void unload_lora_adapter(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
+{
+    struct ws_error err = {0};
+    const char *name = json_string_value(json_object_get(in->json, "lora_name"));
+    if (!name)
+        ws_answer_bad(a, "lora_name: a string is needed");
+    else
+        answer_adapters(self, ws_reference_adapter_unload(self, name, &err), &err, a);
+}
+
+static void models(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
+{
+    struct ws_reference *r = self;
+    (void)in;
+    pthread_rwlock_rdlock(&r->weights_lock);
+    json_t *cards =
+        json_pack("[{s:s, s:s, s:s, s:n}]", "id", r->path, "object", "model", "root", r->path, "parent");
+    pthread_rwlock_unlock(&r->weights_lock);
+    ws_reference_adapters_list(r, cards);
+    a->json = json_pack("{s:s, s:o}", "object", "list", "data", cards);
 }
 
 static void flush_cache(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
@@ -190,10 +254,12 @@ static void server_info(void *self, struct ws_http_incoming *in, struct ws_http_
     (void)in;
     ws_reference_wait_load(r);
     pthread_rwlock_rdlock(&r->weights_lock);
-    a->json =
-        json_pack("{s:s, s:s, s:s, s:s, s:i, s:[{s:s}]}", "version", "0.5.23", "model_path", r->start_path,
-                  "weight_version", "default", "load_format", r->load_format ? r->load_format : "auto",
-                  "tokenizer_worker_num", (int)r->workers, "internal_states", "weight_version", r->version);
+    a->json = json_pack(
+        "{s:s, s:s, s:s, s:s, s:i, s:b, s:i, s:s?, s:s?, s:[{s:s}]}", "version", "0.5.23", "model_path",
+        r->start_path, "weight_version", "default", "load_format", r->load_format ? r->load_format : "auto",
+        "tokenizer_worker_num", (int)r->workers, "enable_lora", r->adapters.max_rank > 0, "max_lora_rank",
+        (int)r->adapters.max_rank, "speculative_algorithm", r->draft_start_path ? "EAGLE" : NULL,
+        "speculative_draft_model_path", r->draft_start_path, "internal_states", "weight_version", r->version);
     pthread_rwlock_unlock(&r->weights_lock);
 }
 
@@ -219,5 +285,8 @@ const struct ws_http_route ws_reference_sglang_routes[] = {
     WS_HTTP_ROUTE(WS_HTTP_POST, "/hicache/storage-backend/clear", READ, clear_external),
     WS_HTTP_ROUTE(WS_HTTP_GET | WS_HTTP_POST, "/clear_hicache_storage_backend", READ, clear_external),
     WS_HTTP_ROUTE(WS_HTTP_POST, "/generate", READ, generate),
+    WS_HTTP_ROUTE(WS_HTTP_GET, "/v1/models", READ, models),
+    WS_HTTP_ROUTE(WS_HTTP_POST, "/load_lora_adapter", READ, load_lora_adapter),
+    WS_HTTP_ROUTE(WS_HTTP_POST, "/unload_lora_adapter", READ, unload_lora_adapter),
     {0},
 };

@@ -11,6 +11,7 @@ from .publish._deepspeed import deepspeed
 from .publish._fsdp import fsdp
 from .publish._held import Source, tensors
 from .publish._megatron import megatron
+from .publish._peft import peft
 from .publish._publisher import Publisher
 from .read._chunks import WeightChunk, WeightExtractor
 from .read._gpu import GpuWeights, load_gpu, map_gpu
@@ -21,5 +22,5 @@ from .read._weights import ParamMeta, Weights, open
 __version__ = _text(_lib.wsync_version())
 
 __all__ = ["BroadcastResult", "BroadcastSender", "Engine", "EngineResult", "Error", "FormatError", "GpuWeights", "ParamMeta", "Publisher", "Source", "Timeout", "WeightChunk",
-           "WeightExtractor", "WeightSource", "Weights", "aio", "deepspeed", "ensure", "fsdp", "load_gpu", "map_gpu", "megatron", "open",
+           "WeightExtractor", "WeightSource", "Weights", "aio", "deepspeed", "ensure", "fsdp", "load_gpu", "map_gpu", "megatron", "open", "peft",
            "sync_weights_to_engines", "tensors", "update_sglang_weights_from_disk", "update_vllm_weights_from_disk"]

@@ -76,7 +76,7 @@ static json_t *model_json(const struct ws_agent *a, const struct ws_agent_model 
 static bool is_listed(const struct ws_agent *a, const struct ws_agent_model *m, const char *asked)
 {
     char base[WS_MAX_NAME + 1];
-    if (!m->has_published || (a->primary && m->slot_owner && m->slot_owner != m))
+    if (!m->has_published || (a->primary && !m->nodes && m->slot_owner != m))
         return false;
     if (!asked || strcmp(asked, m->name) == 0)
         return true;
@@ -177,6 +177,8 @@ static void finish(struct ws_agent *a, struct ws_agent_model *m)
         rc = ws_slot_seal(s, a->workers, a->options.sign_key, &err);
     else
         ws_error_set(&err, EBUSY, "a process still has it open after its commit");
+    if (rc == 0)
+        ws_features_sealed(a);
     pthread_mutex_lock(&a->lock);
     bool announced = conclude(a, m, rc, &err);
     pthread_cond_broadcast(&a->changed);
@@ -239,6 +241,7 @@ void ws_agent_print_routes(FILE *f)
     collect_routes(tables);
     fprintf(f, "%-8s %-8s %-5s %s\n", "carrier", "role", "", "path");
     print_route(f, "http", WS_ROLE_OPEN, "GET", "", "/healthz");
+    print_route(f, "http", WS_ROLE_READ, "POST", "", "/healthz");
     for (const struct ws_api_route *r = ws_api_routes; r->method; r++)
         print_route(f, carrier_of(r->pattern), r->role, r->method, "", r->pattern);
     for (size_t i = 0; tables[i]; i++)

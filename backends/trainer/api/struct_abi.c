@@ -7,16 +7,24 @@
 int ws_struct_abi_copy(void *out, size_t bytes, const void *given, const char *name, struct ws_error *err)
 {
     size_t size = 0;
-    memset(out, 0, bytes);
     if (given)
         memcpy(&size, given, sizeof(size));
-    if (size < sizeof(size) || size > MAX_BYTES)
+    if (size < sizeof(size) || size > MAX_BYTES) {
+        memset(out, 0, bytes);
         return ws_error_set(err, EINVAL, "%s.struct_size is %zu; set it to sizeof(%s)", name, size, name);
-    for (size_t i = bytes; i < size; i++)
+    }
+    return ws_struct_abi_element(out, bytes, given, size, name, err);
+}
+
+int ws_struct_abi_element(void *out, size_t bytes, const void *given, size_t given_size, const char *name,
+                          struct ws_error *err)
+{
+    memset(out, 0, bytes);
+    for (size_t i = bytes; i < given_size; i++)
         if (((const unsigned char *)given)[i])
             return ws_error_set(err, EINVAL, "%s has a member set that this libwsync (%s) does not know",
                                 name, WS_VERSION);
-    memcpy(out, given, size < bytes ? size : bytes);
+    memcpy(out, given, given_size < bytes ? given_size : bytes);
     return 0;
 }
 

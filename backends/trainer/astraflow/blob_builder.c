@@ -1,4 +1,5 @@
 #include "backends/trainer/astraflow/blob_builder.h"
+#include "backends/trainer/astraflow/lora_config.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/base/workers.h"
@@ -83,6 +84,8 @@ static struct ws_blob *make(struct ws_blob_builder *a, struct ws_delta *d)
                                &err);
     if (rc == 0 && !ws_version_id_equal(&what.version, &ws_delta_link(d)->target))
         rc = ws_error_set(&err, ESTALE, "a newer version was published meanwhile");
+    if (rc == 0 && ws_lora_config_is_of(lease->manifest))
+        rc = ws_error_set(&err, EOPNOTSUPP, "it is an adapter, which AstraFlow's receivers take whole");
     if (rc == 0)
         rc = ws_flat_view_new(&buffer, lease, NULL, &err);
     if (rc == 0)

@@ -23,7 +23,7 @@ int ws_latest_find(const struct ws_latest_scope *t, struct ws_latest *out, struc
                 part = name;
             continue;
         }
-        if (name && (!t->model || strcmp(name, t->model) == 0)) {
+        if (name && (t->model ? strcmp(name, t->model) == 0 : !ws_name_is_view(name, NULL, NULL))) {
             if (found)
                 rc = ws_error_set(err, EINVAL,
                                   "this agent has several models and was not told which of them is "

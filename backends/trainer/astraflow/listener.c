@@ -2,6 +2,7 @@
 #include "backends/trainer/astraflow/blob_builder.h"
 #include "backends/trainer/astraflow/flat_view.h"
 #include "backends/trainer/astraflow/latest.h"
+#include "backends/trainer/astraflow/lora_config.h"
 #include "backends/trainer/astraflow/receivers.h"
 #include "backends/trainer/astraflow/zmq_notify.h"
 #include "transports/base/log.h"
@@ -47,15 +48,18 @@ static void ignore_revocation(void *arg)
     (void)arg;
 }
 
-static int view_latest(const struct ws_astraflow *f, struct ws_flat_view **out, json_t **meta,
+/* meta and lora: of ws_flat_view_new and ws_lora_config_read; both NULL: not wanted. */
+static int view_latest(const struct ws_astraflow *f, struct ws_flat_view **out, json_t **meta, json_t **lora,
                        struct ws_error *err)
 {
     struct ws_latest what;
     struct ws_lease *lease = NULL;
     int rc = ws_latest_acquire(&f->topic, "astraflow: the list of tensors", ignore_revocation, NULL, &what,
                                &lease, err);
-    if (rc == 0)
-        rc = ws_flat_view_new(out, lease, meta, err);
+    if (rc == 0 && lora)
+        rc = ws_lora_config_read(lease, lora, err);
+    if (rc == 0 && (rc = ws_flat_view_new(out, lease, meta, err)) < 0 && lora)
+        json_decref(*lora);
     ws_latest_release(&f->topic, &lease);
     return rc;
 }
@@ -81,15 +85,15 @@ static void get_buffer_info(void *self, struct ws_http_incoming *in, struct ws_h
 {
     struct ws_error err = {0};
     struct ws_flat_view *b;
-    json_t *meta;
+    json_t *meta, *lora;
     (void)in;
-    if (view_latest(self, &b, &meta, &err) != 0) {
+    if (view_latest(self, &b, &meta, &lora, &err) != 0) {
         a->json = error_json(&err);
         a->status = NOT_YET;
         return;
     }
-    a->json =
-        json_pack("{s:I,s:o}", "single_buffer_length", (json_int_t)b->total_bytes, "tensors_meta", meta);
+    a->json = json_pack("{s:I,s:o,s:o*}", "single_buffer_length", (json_int_t)b->total_bytes, "tensors_meta",
+                        meta, "lora_config", lora);
     ws_flat_view_free(b);
 }
 
@@ -201,7 +205,7 @@ static int parse_registration(const json_t *body, struct ws_receiver *r, struct 
 static int check_buffer(const struct ws_astraflow *f, struct ws_receiver *r, struct ws_error *err)
 {
     struct ws_flat_view *b;
-    int rc = view_latest(f, &b, NULL, err);
+    int rc = view_latest(f, &b, NULL, NULL, err);
     if (rc != 0)
         return rc;
     if (b->unsupported[0])

@@ -33,7 +33,8 @@ struct extractor {
     struct ws_hf_config config;
     struct ws_folder *base;
     bool has_dtype;
-    enum ws_dtype dtype; /* of floating-point tensors in the file */
+    enum ws_dtype dtype;   /* of floating-point tensors in the file */
+    wsync_fusion *fusions; /* the options', of this release's size */
     wsync_extraction *out;
     struct ws_error *err;
 };
@@ -67,7 +68,7 @@ static void shape_text(char *out, size_t cap, const uint64_t *shape, unsigned n)
         at += (size_t)snprintf(out + at, cap - at, "%s%" PRIu64, d ? ", " : "", shape[d]);
 }
 
-static int set_dtype(struct extractor *x, wsync_param *p, const wsync_held *h)
+static int set_dtype(struct extractor *x, wsync_param *p, const wsync_held *h, const struct ws_extracted *e)
 {
     const struct ws_tensor *t = in_base(x, p->name);
     p->dtype = h->dtype;
@@ -81,13 +82,19 @@ static int set_dtype(struct extractor *x, wsync_param *p, const wsync_held *h)
             "another model?",
             p->name, h->name, here, there, x->options.base);
     }
+    if (e->plus_1 && !converts((enum ws_dtype)h->dtype))
+        return ws_error_set(x->err, EOPNOTSUPP,
+                            "%s is stored less one, and to %s none can be added in the copy", h->name,
+                            ws_dtype_name((enum ws_dtype)h->dtype));
     if (converts((enum ws_dtype)h->dtype)) {
-        if (x->options.dtype || (!t && x->has_dtype))
+        if (e->f32)
+            p->dtype = t ? (wsync_dtype)t->dtype : WSYNC_F32;
+        else if (x->options.dtype || (!t && x->has_dtype))
             p->dtype = (wsync_dtype)x->dtype;
         else if (t)
             p->dtype = (wsync_dtype)t->dtype;
     }
-    p->converts = p->dtype != h->dtype;
+    p->converts = e->plus_1 ? WSYNC_PLUS_1 : p->dtype != h->dtype;
     p->data_dtype = h->dtype;
     return 0;
 }
@@ -110,10 +117,11 @@ static wsync_param *add(struct extractor *x, const wsync_held *h, size_t held,
     if (!name)
         return NULL;
     wsync_param *p = &params[e->n];
-    *p = (wsync_param){.name = name, .n_dims = part->n_dims};
+    const int64_t offset = offset_elements * (int64_t)(ws_dtype_bits((enum ws_dtype)h->dtype) / 8);
+    *p = (wsync_param){
+        .name = name, .n_dims = part->n_dims, .data = h->data ? (const char *)h->data + offset : NULL};
     memcpy(p->shape, part->shape, sizeof(p->shape));
-    sources[e->n] =
-        (struct source){held, offset_elements * (int64_t)(ws_dtype_bits((enum ws_dtype)h->dtype) / 8)};
+    sources[e->n] = (struct source){held, offset};
     e->n++;
     return p;
 }
@@ -122,8 +130,7 @@ static wsync_param *add(struct extractor *x, const wsync_held *h, size_t held,
 static int add_box(struct extractor *x, const wsync_held *h, size_t held, const struct ws_fused *f,
                    const int64_t *strides, const uint64_t *offset, const uint64_t *size, int64_t at_elements)
 {
-    int rc = 0;
-    for (size_t i = 0; rc == 0 && i < f->n; i++) {
+    for (size_t i = 0; i < f->n; i++) {
         const struct ws_fused_part *part = &f->parts[i];
         wsync_piece piece = {.kind = WSYNC_BOX, .strided = 1};
         uint64_t at[WSYNC_MAX_DIMS];
@@ -137,16 +144,14 @@ static int add_box(struct extractor *x, const wsync_held *h, size_t held, const 
         if (!p)
             return no_memory(x, h->name);
         p->piece = piece;
-        rc = set_dtype(x, p, h);
     }
-    return rc;
+    return 0;
 }
 
 static int add_range(struct extractor *x, const wsync_held *h, size_t held, const struct ws_fused *f,
                      uint64_t start, uint64_t count, uint64_t at_elements)
 {
-    int rc = 0;
-    for (size_t i = 0; rc == 0 && i < f->n; i++) {
+    for (size_t i = 0; i < f->n; i++) {
         wsync_piece piece = {.kind = WSYNC_RANGE};
         uint64_t at;
         if (ws_fused_range(f, &f->parts[i], start, count, &piece.start, &piece.count, &at))
@@ -161,9 +166,8 @@ static int add_range(struct extractor *x, const wsync_held *h, size_t held, cons
         if (!p)
             return no_memory(x, h->name);
         p->piece = piece;
-        rc = set_dtype(x, p, h);
     }
-    return rc;
+    return 0;
 }
 
 static uint64_t elements(const uint64_t *shape, unsigned n_dims)
@@ -179,10 +183,15 @@ static int extract_empty(struct extractor *x, const wsync_held *h, size_t held, 
 {
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < f->n; i++) {
-        wsync_param *p = add(x, h, held, &f->parts[i], 0);
-        rc = p ? set_dtype(x, p, h) : no_memory(x, h->name);
+        if (!add(x, h, held, &f->parts[i], 0))
+            rc = no_memory(x, h->name);
     }
     return rc;
+}
+
+static struct ws_sections sections_of(const struct ws_extracted *e)
+{
+    return (struct ws_sections){e->sections, e->n_sections};
 }
 
 static int extract_flat(struct extractor *x, const wsync_held *h, size_t held, const struct ws_extracted *e)
@@ -197,7 +206,7 @@ static int extract_flat(struct extractor *x, const wsync_held *h, size_t held, c
                                 h->name, n, h->start, h->count);
         return add_range(x, h, held, &e->fused, h->start, h->count, 0);
     }
-    int rc = ws_sharding_make(h->name, &n, 1, e->placements, e->n_placements, &s, x->err);
+    int rc = ws_sharding_make(h->name, &n, 1, e->placements, e->n_placements, sections_of(e), &s, x->err);
     if (rc == 0 && h->count && ws_element_ranges_count(&s.dims[0]) > h->count) /* 0: not given */
         rc = ws_error_set(x->err, EINVAL,
                           "%s: this rank holds %" PRIu64 " elements, and its placement says %" PRIu64,
@@ -210,23 +219,32 @@ static int extract_flat(struct extractor *x, const wsync_held *h, size_t held, c
     return rc;
 }
 
-/* Every combination of the dimensions' runs is a box. */
+/* A box of the rank's part, in its own indices, of which memory begins at the element `origin`. */
+struct own_box {
+    uint64_t from[WSYNC_MAX_DIMS], size[WSYNC_MAX_DIMS];
+    int64_t origin;
+};
+
+/* Every combination of the dimensions' runs within the box is a box of the whole tensor. */
 static int extract_boxes(struct extractor *x, const wsync_held *h, size_t held, const struct ws_fused *f,
-                         const struct ws_sharding *s)
+                         const struct ws_sharding *s, const int64_t *strides, const struct own_box *own)
 {
     size_t at[WSYNC_MAX_DIMS] = {0};
-    int64_t strides[WSYNC_MAX_DIMS] = {0};
-    ws_piece_strides(h->strides, h->strided, h->local, f->n_dims, strides);
     for (;;) {
         uint64_t offset[WSYNC_MAX_DIMS], size[WSYNC_MAX_DIMS];
-        int64_t begin = 0;
+        int64_t begin = -own->origin;
+        bool none = false;
         for (unsigned d = 0; d < f->n_dims; d++) {
             const struct ws_element_range *r = &s->dims[d].ptr[at[d]];
-            offset[d] = r->start;
-            size[d] = r->count;
-            begin += (int64_t)r->local * strides[d];
+            const uint64_t a = r->local > own->from[d] ? r->local : own->from[d],
+                           end = own->from[d] + own->size[d],
+                           b = r->local + r->count < end ? r->local + r->count : end;
+            none = none || a >= b;
+            offset[d] = r->start + (a - r->local);
+            size[d] = b - a;
+            begin += (int64_t)a * strides[d];
         }
-        int rc = add_box(x, h, held, f, strides, offset, size, begin);
+        int rc = none ? 0 : add_box(x, h, held, f, strides, offset, size, begin);
         unsigned d = f->n_dims;
         while (d > 0 && ++at[d - 1] == s->dims[d - 1].len)
             at[--d] = 0;
@@ -235,12 +253,61 @@ static int extract_boxes(struct extractor *x, const wsync_held *h, size_t held, 
     }
 }
 
+/* A range of the rank's flattened part: rows that it begins and ends within, and whole ones between them. */
+static int extract_own_range(struct extractor *x, const wsync_held *h, size_t held,
+                             const struct ws_extracted *e, const struct ws_sharding *s)
+{
+    const unsigned n_dims = e->fused.n_dims;
+    uint64_t local[WSYNC_MAX_DIMS] = {0}, at = h->start, left = h->count;
+    int64_t strides[WSYNC_MAX_DIMS] = {0};
+    int rc = 0;
+    for (unsigned d = 0; d < n_dims; d++)
+        local[d] = ws_element_ranges_count(&s->dims[d]);
+    const uint64_t n = elements(local, n_dims);
+    if (at > n || left > n - at)
+        return ws_error_set(x->err, EINVAL,
+                            "%s: this rank's part has %" PRIu64
+                            " elements, and the range held begins at %" PRIu64 " and has %" PRIu64,
+                            h->name, n, h->start, h->count);
+    ws_piece_strides(strides, false, local, n_dims, strides);
+    while (rc == 0 && left > 0) {
+        struct own_box own = {.origin = (int64_t)h->start};
+        uint64_t within = n, step = 1;
+        unsigned d = 0;
+        for (; d < n_dims; d++) { /* the outermost dimension of which it has whole indices here */
+            step = within / local[d];
+            own.from[d] = at % within / step;
+            own.size[d] = 1;
+            if (at % step == 0 && left >= step)
+                break;
+            within = step;
+        }
+        if (d < n_dims) {
+            own.size[d] = left / step < local[d] - own.from[d] ? left / step : local[d] - own.from[d];
+            step *= own.size[d];
+            memcpy(&own.size[d + 1], &local[d + 1], (n_dims - d - 1) * sizeof(local[0]));
+        }
+        rc = extract_boxes(x, h, held, &e->fused, s, strides, &own);
+        at += step;
+        left -= step;
+    }
+    return rc;
+}
+
 static int extract_local(struct extractor *x, const wsync_held *h, size_t held, const struct ws_extracted *e)
 {
     const struct ws_fused *f = &e->fused;
     struct ws_sharding s;
+    struct own_box own = {0};
+    int64_t strides[WSYNC_MAX_DIMS] = {0};
     bool empty = false;
-    int rc = ws_sharding_make(h->name, f->shape, f->n_dims, e->placements, e->n_placements, &s, x->err);
+    int rc = ws_sharding_make(h->name, f->shape, f->n_dims, e->placements, e->n_placements, sections_of(e),
+                              &s, x->err);
+    if (rc == 0 && h->flat) {
+        rc = extract_own_range(x, h, held, e, &s);
+        ws_sharding_release(&s);
+        return rc;
+    }
     for (unsigned d = 0; rc == 0 && d < f->n_dims; d++) {
         uint64_t n = ws_element_ranges_count(&s.dims[d]);
         empty = empty || n == 0;
@@ -250,8 +317,10 @@ static int extract_local(struct extractor *x, const wsync_held *h, size_t held, 
                               " indices of dimension %u, and its placement says %" PRIu64,
                               h->name, h->local[d], f->shape[d], d, n);
     }
+    memcpy(own.size, h->local, sizeof(own.size));
+    ws_piece_strides(h->strides, h->strided, h->local, f->n_dims, strides);
     if (rc == 0 && !empty)
-        rc = extract_boxes(x, h, held, f, &s);
+        rc = extract_boxes(x, h, held, f, &s, strides, &own);
     ws_sharding_release(&s);
     return rc;
 }
@@ -268,6 +337,13 @@ static int check_held(struct extractor *x, const wsync_held *h)
             x->err, EINVAL,
             "%s has no known dtype (%d), over %d dimensions (%u), or a shape that is too large", h->name,
             (int)h->dtype, WSYNC_MAX_DIMS, h->n_dims);
+    if (h->n_sections > WSYNC_MAX_SECTIONS || (h->n_sections && !h->sections))
+        return ws_error_set(x->err, EINVAL, "%s has %u sections; at most %d, and their sizes", h->name,
+                            h->n_sections, WSYNC_MAX_SECTIONS);
+    if (h->reserved)
+        return ws_error_set(x->err, EINVAL,
+                            "%s: wsync_held.reserved is %u, and 0 is all that this release knows", h->name,
+                            h->reserved);
     if (ws_dtype_bits((enum ws_dtype)h->dtype) % 8)
         return ws_error_set(x->err, EOPNOTSUPP,
                             "%s is of %s, packed within bytes: pass it as a parameter of its own", h->name,
@@ -278,6 +354,7 @@ static int check_held(struct extractor *x, const wsync_held *h)
 static int extract_one(struct extractor *x, const wsync_held *h, size_t held)
 {
     struct ws_extracted e = {0};
+    const size_t first = x->out->n;
     int rc = check_held(x, h);
     if (rc == 0)
         rc = x->ops->describe(&x->options, &x->config, h, &e, x->err);
@@ -286,7 +363,11 @@ static int extract_one(struct extractor *x, const wsync_held *h, size_t held)
     if (rc == 0 && !e.skip && elements(e.fused.shape, e.fused.n_dims) == 0)
         rc = extract_empty(x, h, held, &e.fused);
     else if (rc == 0 && !e.skip)
-        rc = h->flat ? extract_flat(x, h, held, &e) : extract_local(x, h, held, &e);
+        rc = h->flat && !e.own_range ? extract_flat(x, h, held, &e) : extract_local(x, h, held, &e);
+    for (size_t i = first; rc == 0 && i < x->out->n; i++) {
+        x->out->params[i].file = e.file;
+        rc = set_dtype(x, &x->out->params[i], h, &e);
+    }
     ws_fused_release(&e.fused);
     return rc;
 }
@@ -305,11 +386,67 @@ static int pick(struct extractor *x)
                                  kind);
 }
 
+#define MAX_ELEMENT_BYTES 8192
+/* The structs that come in arrays, as large as releases had them. */
+#define HELD_0_1          offsetof(wsync_held, sections)
+#define FUSION_0_1        offsetof(wsync_fusion, sizes)
+#define HELD_0_2          sizeof(wsync_held)
+#define FUSION_0_2        sizeof(wsync_fusion)
+
+static int take_sizes(struct extractor *x)
+{
+    wsync_extract_options *o = &x->options;
+    const bool is_0_1 = o->struct_size <= offsetof(wsync_extract_options, held_size);
+    if (o->held_size == 0)
+        o->held_size = is_0_1 ? HELD_0_1 : HELD_0_2;
+    if (o->fusion_size == 0)
+        o->fusion_size = is_0_1 ? FUSION_0_1 : FUSION_0_2;
+    if (o->held_size < HELD_0_1 || o->held_size > MAX_ELEMENT_BYTES || o->fusion_size < FUSION_0_1 ||
+        o->fusion_size > MAX_ELEMENT_BYTES)
+        return ws_error_set(x->err, EINVAL,
+                            "wsync_extract_options.held_size is %zu and fusion_size %zu; set them to "
+                            "sizeof(wsync_held) and sizeof(wsync_fusion)",
+                            o->held_size, o->fusion_size);
+    return 0;
+}
+
+static int take_fusions(struct extractor *x)
+{
+    wsync_extract_options *o = &x->options;
+    const char *given = (const char *)o->fusions;
+    int rc = 0;
+    if (o->n_fusions == 0)
+        return 0;
+    x->fusions = calloc(o->n_fusions, sizeof(*x->fusions));
+    if (!x->fusions)
+        return ws_error_set(x->err, ENOMEM, "no memory for %zu fusions", o->n_fusions);
+    for (size_t i = 0; rc == 0 && i < o->n_fusions; i++)
+        rc = ws_struct_abi_element(&x->fusions[i], sizeof(*x->fusions), given + i * o->fusion_size,
+                                   o->fusion_size, "wsync_fusion", x->err);
+    o->fusions = x->fusions;
+    return rc;
+}
+
+/* The i-th held tensor of an array whose elements may be of another release's size. */
+static int take_held(struct extractor *x, const wsync_held *held, size_t i, wsync_held *out)
+{
+    return ws_struct_abi_element(out, sizeof(*out), (const char *)held + i * x->options.held_size,
+                                 x->options.held_size, "wsync_held", x->err);
+}
+
 static int take_options(struct extractor *x, const wsync_extract_options *o)
 {
     int rc = ws_struct_abi_copy(&x->options, sizeof(x->options), o, "wsync_extract_options", x->err);
     if (rc == 0)
+        rc = take_sizes(x);
+    if (rc == 0)
+        rc = take_fusions(x);
+    if (rc == 0)
         rc = pick(x);
+    if (rc == 0 && x->options.adapter && !x->ops->adapters)
+        rc =
+            ws_error_set(x->err, EINVAL,
+                         "wsync_extract_options.adapter: of %s an adapter cannot be extracted", x->ops->name);
     if (rc == 0 && x->options.hf_config)
         rc = ws_hf_config_read(x->options.hf_config, &x->config, x->err);
     if (rc == 0 && x->options.tied)
@@ -335,17 +472,17 @@ int wsync_extract(const wsync_extract_options *options, const wsync_held *held, 
     struct extractor x = {.err = ws_last_error(), .out = calloc(1, sizeof(**out))};
     *out = NULL;
     int rc = x.out ? take_options(&x, options) : ws_error_set(x.err, ENOMEM, "no memory for %zu tensors", n);
-    for (size_t i = 0; rc == 0 && i < n; i++)
-        rc = extract_one(&x, &held[i], i);
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        wsync_held h;
+        rc = take_held(&x, held, i, &h);
+        if (rc == 0)
+            rc = extract_one(&x, &h, i);
+    }
     ws_folder_free(x.base);
+    free(x.fusions);
     if (rc < 0) {
         wsync_extraction_free(x.out);
         return rc;
-    }
-    for (size_t i = 0; i < x.out->n; i++) {
-        const struct source *s = &x.out->sources[i];
-        const char *data = held[s->held].data;
-        x.out->params[i].data = data ? data + s->offset_bytes : NULL;
     }
     *out = x.out;
     return 0;

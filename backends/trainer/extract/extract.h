@@ -9,12 +9,19 @@
 /* What an extractor says of a held tensor. */
 struct ws_extracted {
     bool skip;             /* the file does not have it */
+    const char *file;      /* that it goes to, a constant; NULL: wherever there is room */
     struct ws_fused fused; /* the tensor of all ranks together, and the file's in it */
     unsigned n_placements;
     wsync_placement placements[WSYNC_MAX_DIMS];
+    unsigned n_sections; /* of a SECTION_SHARD among them */
+    uint64_t sections[WSYNC_MAX_SECTIONS];
+    bool plus_1;    /* it is stored less one; of F32, F16 or BF16 */
+    bool f32;       /* the file has it in F32, unless the base says otherwise */
+    bool own_range; /* a flat one is a range of this rank's part, which the placements make, not of all */
 };
 struct ws_extractor_ops {
     const char *name;
+    bool adapters; /* it takes wsync_extract_options.adapter */
     /* Once, before the others. -EINVAL, -EOPNOTSUPP. NULL: nothing to check. */
     int (*check)(const wsync_extract_options *o, const struct ws_hf_config *c, struct ws_error *err);
     /* out is zero; what is in it is released by the caller, after an error too. -EINVAL: it does not fit;

@@ -35,9 +35,14 @@ WS_MUST_USE int ws_fused_plain(struct ws_fused *f, const char *name);
 WS_MUST_USE int ws_fused_stack(struct ws_fused *f, const wsync_fusion *fusion, const char *held,
                                size_t prefix, struct ws_error *err);
 /* Megatron's query, key and value: of each of kv_heads groups its query heads, its key and its value,
- * head_dim rows each. names: of the three. -EINVAL: other rows. */
+ * head_dim rows each. names: of the three. gated: of a group its query heads, then their gates, where the file has each head
+ * before its gate. -EINVAL: other rows. */
 WS_MUST_USE int ws_fused_qkv(struct ws_fused *f, const char *const names[3], uint64_t heads,
-                             uint64_t kv_heads, uint64_t head_dim, struct ws_error *err);
+                             uint64_t kv_heads, uint64_t head_dim, bool gated, struct ws_error *err);
+/* Sections one below the other, of sizes[i] rows, each of as many groups of rows. Those with one name that follow each
+ * other are one tensor of the file, which has group by group the rows of each section in turn. -EINVAL: other rows. */
+WS_MUST_USE int ws_fused_groups(struct ws_fused *f, const char *const *names, const uint64_t *sizes,
+                                unsigned n, uint64_t groups, struct ws_error *err);
 /* The first rows of a padded tensor. -EINVAL: it has fewer. */
 WS_MUST_USE int ws_fused_rows(struct ws_fused *f, const char *name, uint64_t rows, struct ws_error *err);
 

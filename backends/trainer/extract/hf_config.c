@@ -52,6 +52,26 @@ static void fill(const struct reader *r, struct ws_hf_config *c)
     c->intermediate_size = number(r, "intermediate_size");
     c->moe_intermediate_size = number(r, "moe_intermediate_size");
     c->vocab_size = number(r, "vocab_size");
+    c->layers = number(r, "num_hidden_layers");
+    c->mtp_layers = number(r, "num_nextn_predict_layers");
+    c->shared_experts = number(r, "n_shared_experts");
+    c->q_lora_rank = number(r, "q_lora_rank");
+    c->kv_lora_rank = number(r, "kv_lora_rank");
+    c->qk_nope_head_dim = number(r, "qk_nope_head_dim");
+    c->qk_rope_head_dim = number(r, "qk_rope_head_dim");
+    c->v_head_dim = number(r, "v_head_dim");
+    c->linear_key_heads = number(r, "linear_num_key_heads");
+    c->linear_key_head_dim = number(r, "linear_key_head_dim");
+    c->linear_value_heads = number(r, "linear_num_value_heads");
+    c->linear_value_head_dim = number(r, "linear_value_head_dim");
+    c->linear_kernel = number(r, "linear_conv_kernel_dim");
+    c->shared_expert_size = number(r, "shared_expert_intermediate_size");
+    c->mamba_heads = number(r, "mamba_num_heads");
+    c->mamba_head_dim = number(r, "mamba_head_dim");
+    c->mamba_groups = number(r, "n_groups");
+    c->mamba_state = number(r, "ssm_state_size");
+    c->mamba_kernel = number(r, "conv_kernel");
+    c->moe_shared_expert_size = number(r, "moe_shared_expert_intermediate_size");
     for (size_t i = 0; i < 3 && c->experts == 0; i++)
         c->experts = number(r, experts[i]);
     if (c->kv_heads == 0)
@@ -81,7 +101,9 @@ int ws_hf_config_read(const char *path, struct ws_hf_config *out, struct ws_erro
         return ws_error_set(err, EBADMSG, "%s is no JSON object: %s", file, top ? "another value" : why.text);
     }
     struct reader r = {.top = top, .text = json_object_get(top, "text_config")};
+    const char *outer = json_string_value(json_object_get(top, "model_type"));
     fill(&r, out);
+    out->is_within = outer && strcmp(outer, out->model_type) != 0;
     json_decref(top);
     return 0;
 }

@@ -1,67 +1,42 @@
-/* Megatron-core's GPTModel in the names of Hugging Face's Llama, Qwen2, Qwen3 and Qwen3-MoE. A rank holds
- * plain local tensors; how they are cut over the tensor-parallel group follows from the name. The rules, each
- * tried by comparing logits and bytes, are those of Megatron-core 0.16 and 0.19 with the local spec;
- * Transformer Engine's spec adds the fused layer norms and the grouped experts' names. What is not in the
- * table is refused by its name. */
+/* Megatron-core's GPTModel in the names of Hugging Face's file. A rank holds plain local tensors; how they are cut over the
+ * parallel groups, and what they are in the file, the tables of megatron_families say by name, and config.json says how
+ * large they then are. What does not fit it is refused, and so is what is in no table. */
+#include "backends/engine/adapter_config.h"
 #include "backends/trainer/extract/extract.h"
+#include "backends/trainer/extract/megatron_families.h"
 #include "transports/base/limits.h"
-#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-enum cut { WHOLE, COLUMN, ROW, GLU }; /* GLU: [gate; up], both column-parallel */
-enum form { PLAIN, EMBEDDING, OUTPUT, QKV, GATE_UP };
-struct rule {
-    const char *held; /* '#': a number */
-    const char *file; /* below the layer, where held is in one; '#': the expert's global number */
-    enum cut cut;
-    enum form form;
-    bool expert;
-};
-#define LAYER "decoder.layers.#."
-static const struct rule rules[] = {
-    {"embedding.word_embeddings.weight", "model.embed_tokens.weight", COLUMN, EMBEDDING, false},
-    {"output_layer.weight", "lm_head.weight", COLUMN, OUTPUT, false},
-    {"decoder.final_layernorm.weight", "model.norm.weight", WHOLE, PLAIN, false},
-    {LAYER "input_layernorm.weight", "input_layernorm.weight", WHOLE, PLAIN, false},
-    {LAYER "self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight", WHOLE, PLAIN, false},
-    {LAYER "self_attention.linear_qkv.weight", "weight", COLUMN, QKV, false},
-    {LAYER "self_attention.linear_qkv.bias", "bias", COLUMN, QKV, false},
-    {LAYER "self_attention.linear_proj.weight", "self_attn.o_proj.weight", ROW, PLAIN, false},
-    {LAYER "self_attention.q_layernorm.weight", "self_attn.q_norm.weight", WHOLE, PLAIN, false},
-    {LAYER "self_attention.k_layernorm.weight", "self_attn.k_norm.weight", WHOLE, PLAIN, false},
-    {LAYER "pre_mlp_layernorm.weight", "post_attention_layernorm.weight", WHOLE, PLAIN, false},
-    {LAYER "mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight", WHOLE, PLAIN, false},
-    {LAYER "mlp.linear_fc1.weight", "mlp.", GLU, GATE_UP, false},
-    {LAYER "mlp.linear_fc2.weight", "mlp.down_proj.weight", ROW, PLAIN, false},
-    {LAYER "mlp.router.weight", "mlp.gate.weight", WHOLE, PLAIN, false},
-    {LAYER "mlp.experts.local_experts.#.linear_fc1.weight", "mlp.experts.#.", GLU, GATE_UP, true},
-    {LAYER "mlp.experts.local_experts.#.linear_fc2.weight", "mlp.experts.#.down_proj.weight", ROW, PLAIN,
-     true},
-    {LAYER "mlp.experts.linear_fc1.weight#", "mlp.experts.#.", GLU, GATE_UP, true},
-    {LAYER "mlp.experts.linear_fc2.weight#", "mlp.experts.#.down_proj.weight", ROW, PLAIN, true},
-};
-#define N_RULES (sizeof(rules) / sizeof(rules[0]))
+#define PEFT_PREFIX  "base_model.model."
+#define GATES        "attention_output_gate"
+#define INTERLEAVED  "rotary_interleaved"
+#define ZERO_CENTRED "layernorm_zero_centered_gamma"
 
-/* Families whose names these are, each compared with the published converters' tensors. Others share many of
- * them and mean something else by the rest. */
-static const char *const model_types[] = {"llama", "qwen2", "qwen3", "qwen3_moe"};
-
-/* What changes layouts or values in a way that no rule knows: an option that is set, or a held name. */
+/* What changes layouts or values in a way that no row knows: a model_type, an option that is set, or a held name. */
+static const struct {
+    const char *model_type, *why;
+} unknown_models[] = {
+    {"gpt_oss", "its file has the experts transposed, and gate and up alternating within"},
+    {"llama4", "its file has the experts stacked and transposed"},
+    {"llama4_text", "its file has the experts stacked and transposed"},
+    {"phi3", "its file has query, key and value in one tensor, and gate and up in another"},
+    {"deepseek_v32",
+     "the indexer of its sparse attention (DSA) has other names and orders in each fork of Megatron"},
+    {"glm_moe_dsa",
+     "the indexer of its sparse attention (DSA) has other names and orders in each fork of Megatron"},
+};
 static const struct {
     const char *feature, *why;
 } unknown_features[] = {
-    {"attention_output_gate", "query, gate, key and value are interleaved"},
+    {GATES, "query, gate, key and value are interleaved"},
+    {INTERLEAVED, "rows of queries and keys are in another order than the file's"},
     {"moe_mlp_glu_interleave_size", "gate and up alternate in blocks"},
     {"moe_single_grouped_weight", "the experts are stacked in one tensor"},
-    {"layernorm_zero_centered_gamma", "the norms are stored less one"},
-    {"fp8", "weights are kept in FP8 with scales of their own"},
     {"fp8_param", "weights are kept in FP8 with scales of their own"},
-    {"fp4", "weights are kept in FP4 with scales of their own"},
-    {"multi_latent_attention", "its projections have names of their own"},
+    {"fp4_param", "weights are kept in FP4 with scales of their own"},
 };
 static const struct {
     const char *part, *why;
@@ -70,43 +45,52 @@ static const struct {
                             "SequentialMLP or TEGroupedMLP (moe_use_legacy_grouped_gemm=False)"},
     {"mlp.experts.weight2", "the legacy GroupedMLP keeps its experts transposed; build the model with "
                             "SequentialMLP or TEGroupedMLP (moe_use_legacy_grouped_gemm=False)"},
-    {"mtp.", "the layout of multi-token prediction is not known; leave its tensors out and give base="},
-    {"shared_experts", "shared experts are not known"},
+    {"mtp.",
+     "the layout of this model_type's multi-token prediction is not known; leave its tensors out and, "
+     "of a model, give base="},
+    {".indexer.",
+     "the indexer of sparse attention (DSA) has other names and orders in each fork of Megatron"},
+    {".softmax_offset", "attention sinks are known of no model_type here"},
+    {".adapter.",
+     "it is of an adapter (LoRA), whose matrices are known of attention and of MLPs that are no experts; "
+     "publish the adapter alone (wsync.peft), or merge it"},
+    {".to_wrap.", "an adapter (LoRA) is added to it: merge it, or publish the adapter alone (wsync.peft)"},
     {"router.expert_bias",
-     "Qwen3-MoE's file has no bias of the router, and an engine would route without it; train with "
-     "moe_router_enable_expert_bias=False"},
+     "the file of such a model has no bias of the router, and an engine would route without it; train with "
+     "moe_router_enable_expert_bias=False, or give the hf_config of the model that it is"},
 };
-
-/* Does the name match, with numbers for '#'? numbers: of the first two. */
-static bool match(const char *pattern, const char *name, uint64_t numbers[2])
-{
-    unsigned n = 0;
-    for (; *pattern; pattern++) {
-        if (*pattern != '#') {
-            if (*pattern != *name++)
-                return false;
-            continue;
-        }
-        if (!isdigit((unsigned char)*name))
-            return false;
-        char *end;
-        numbers[n++] = strtoull(name, &end, 10);
-        name = end;
-    }
-    return *name == '\0';
-}
 
 static unsigned size_of(const wsync_parallel *p)
 {
     return p->size ? p->size : 1;
 }
 
-static bool is_known_type(const char *type)
+static bool has_feature(const wsync_extract_options *o, const char *name)
 {
-    for (size_t i = 0; i < sizeof(model_types) / sizeof(model_types[0]); i++)
-        if (strcmp(type, model_types[i]) == 0)
+    for (size_t i = 0; i < o->n_features; i++)
+        if (strcmp(o->features[i], name) == 0)
             return true;
     return false;
+}
+
+static int check_features(const wsync_extract_options *o, const struct ws_hf_config *c, struct ws_error *err)
+{
+    const struct ws_megatron_family *family = ws_megatron_family(c->model_type);
+    if (family->zero_centred && !has_feature(o, ZERO_CENTRED))
+        return ws_error_set(
+            err, EOPNOTSUPP,
+            "the file of a model_type '%s' has its norms less one, and this Megatron model has them as "
+            "they are: build it with " ZERO_CENTRED,
+            c->model_type);
+    for (size_t i = 0; i < sizeof(unknown_features) / sizeof(unknown_features[0]); i++) {
+        const char *feature = unknown_features[i].feature;
+        if (has_feature(o, feature) && !(family->gated && strcmp(feature, GATES) == 0) &&
+            !(family->interleaved && strcmp(feature, INTERLEAVED) == 0))
+            return ws_error_set(err, EOPNOTSUPP,
+                                "this Megatron model has %s: %s, and that layout is not known here", feature,
+                                unknown_features[i].why);
+    }
+    return 0;
 }
 
 static int check(const wsync_extract_options *o, const struct ws_hf_config *c, struct ws_error *err)
@@ -116,162 +100,307 @@ static int check(const wsync_extract_options *o, const struct ws_hf_config *c, s
         return ws_error_set(err, EINVAL,
                             "a Megatron model needs hf_config, the folder of its Hugging Face "
                             "config.json: heads, vocabulary and sizes are taken from there");
-    if (!is_known_type(c->model_type))
+    if (!ws_megatron_family(c->model_type)) {
+        char known[200];
+        const char *why = "";
+        ws_megatron_model_types(known, sizeof(known));
+        for (size_t i = 0; i < sizeof(unknown_models) / sizeof(unknown_models[0]); i++)
+            if (strcmp(c->model_type, unknown_models[i].model_type) == 0)
+                why = unknown_models[i].why;
         return ws_error_set(
             err, EOPNOTSUPP,
-            "%s has the model_type '%s', and Megatron's tensors are known here for llama, qwen2, "
-            "qwen3 and qwen3_moe only: convert them yourself and publish them by name "
-            "(wsync.tensors, wsync_put)",
+            "%s has the model_type '%s'%s%s, and Megatron's tensors are known here for %s only: convert "
+            "them yourself and publish them by name (wsync.tensors, wsync_put)",
+            o->hf_config, c->model_type, *why ? ": " : "", why, known);
+    }
+    if (c->is_within)
+        return ws_error_set(
+            err, EOPNOTSUPP,
+            "%s is of a model that has '%s' within, as one of text and images does, and whose file has other "
+            "names: give the config.json of the text model, or publish it by name (wsync.tensors, wsync_put)",
             o->hf_config, c->model_type);
-    if (!c->heads || !c->head_dim || !c->vocab_size)
-        return ws_error_set(err, EINVAL,
-                            "%s does not say num_attention_heads, head_dim or hidden_size, and "
-                            "vocab_size",
-                            o->hf_config);
     for (unsigned i = 0; i < 3; i++)
         if (groups[i]->rank >= size_of(groups[i]))
             return ws_error_set(err, EINVAL, "rank %u of a parallel group of %u makes no sense",
                                 groups[i]->rank, size_of(groups[i]));
-    for (size_t i = 0; i < o->n_features; i++)
-        for (size_t k = 0; k < sizeof(unknown_features) / sizeof(unknown_features[0]); k++)
-            if (strcmp(o->features[i], unknown_features[k].feature) == 0)
-                return ws_error_set(err, EOPNOTSUPP,
-                                    "this Megatron model has %s: %s, and that layout is not known here",
-                                    o->features[i], unknown_features[k].why);
-    return 0;
+    return check_features(o, c, err);
 }
 
-/* The name in the file. */
-static int name_of(const struct rule *r, const wsync_held *h, uint64_t expert,
-                   char out[WS_MAX_TENSOR_NAME + 1])
+/* A held tensor beside what the tables say of it. */
+struct held {
+    const wsync_held *h;
+    const struct ws_megatron_row *row;
+    const struct ws_hf_config *config;
+    const wsync_parallel *group;
+    const char *group_name;
+    char layer[48]; /* what the file has before its names; empty: it is in no layer */
+    unsigned n_parts;
+    char names[WS_MEGATRON_PARTS][WS_MAX_TENSOR_NAME + 1];
+    uint64_t rows[WS_MEGATRON_PARTS]; /* in the file, of all ranks */
+};
+
+/* The name in the file; prefix: of all its names. */
+static int name_of(struct held *x, unsigned i, const char *prefix, uint64_t expert, struct ws_error *err)
 {
-    const char *number = strchr(r->file, '#');
-    int n = 0;
-    if (strncmp(r->held, LAYER, strlen(LAYER)) == 0)
-        n = snprintf(out, WS_MAX_TENSOR_NAME + 1, "model.layers.%u.", h->layer - 1);
+    const char *file = x->row->parts[i].file, *number = strchr(file, '#');
+    char *out = x->names[i];
+    int n = snprintf(out, WS_MAX_TENSOR_NAME + 1, "%s%s", prefix, x->layer);
     if (number)
         n += snprintf(out + n, (size_t)(WS_MAX_TENSOR_NAME + 1 - n), "%.*s%" PRIu64 "%s",
-                      (int)(number - r->file), r->file, expert, number + 1);
+                      (int)(number - file), file, expert, number + 1);
     else
-        n += snprintf(out + n, (size_t)(WS_MAX_TENSOR_NAME + 1 - n), "%s", r->file);
-    return n;
+        n += snprintf(out + n, (size_t)(WS_MAX_TENSOR_NAME + 1 - n), "%s", file);
+    return n > WS_MAX_TENSOR_NAME ? ws_error_set(err, E2BIG, "the name of %s is too long", x->h->name) : 0;
 }
 
-/* The group's tensor of a local one. */
-static int unshard(const struct rule *r, const wsync_held *h, const wsync_parallel *group,
-                   struct ws_extracted *out, struct ws_error *err)
+/* The layer in the file: number is Megatron's, from 1. */
+static int layer_of(const struct ws_hf_config *c, const struct ws_megatron_mtp *mtp, uint64_t number,
+                    const char *held, char out[48], struct ws_error *err)
 {
-    unsigned dim = r->cut == ROW, size = size_of(group);
-    if (h->n_dims <= dim || h->n_dims > 2)
+    const uint64_t most = mtp ? c->mtp_layers : c->layers;
+    if (number == 0)
+        return ws_error_set(err, EINVAL, "%s comes without the number of its layer", held);
+    if (mtp ? number > most || c->layers == 0 : most && number > most)
+        return ws_error_set(err, EINVAL,
+                            "%s is of layer %" PRIu64 "%s, and config.json has %" PRIu64
+                            " (%s): give the hf_config of this model",
+                            held, number, mtp ? " of multi-token prediction" : "", most,
+                            mtp ? "num_nextn_predict_layers, behind num_hidden_layers" : "num_hidden_layers");
+    snprintf(out, 48, "%s%" PRIu64 ".",
+             mtp ? mtp->layer : ws_megatron_layers(ws_megatron_family(c->model_type)),
+             number - 1 + (mtp && mtp->after ? c->layers : 0));
+    return 0;
+}
+
+/* config.json's number of rows or columns; *out: 0 where the row has none. */
+static int size_in_config(const struct held *x, enum ws_megatron_size size, uint64_t *out,
+                          struct ws_error *err)
+{
+    const char *what = "";
+    *out = ws_megatron_size(size, x->config, &what);
+    if (size == WS_MEGATRON_ANY || *out)
+        return 0;
+    return ws_error_set(
+        err, EINVAL,
+        "%s is held, and config.json does not give its size, which is %s: is hf_config another "
+        "model's, or of a config that lacks it?",
+        x->h->name, what);
+}
+
+static int check_size(const struct held *x, unsigned dim, uint64_t all, uint64_t config,
+                      enum ws_megatron_size size, bool at_least, struct ws_error *err)
+{
+    const char *what = "";
+    if (config == 0 || (at_least ? all >= config : all == config))
+        return 0;
+    (void)ws_megatron_size(size, x->config, &what);
+    return ws_error_set(err, EINVAL,
+                        "%s of %s rank %u of %u: the %" PRIu64 " %s that it holds make %" PRIu64
+                        " of all ranks, and config.json says %s%" PRIu64
+                        " (%s): give the hf_config of this model, "
+                        "and build all of its ranks with the same parallel groups",
+                        x->h->name, x->group_name, x->group->rank, size_of(x->group), x->h->shape[dim],
+                        dim ? "columns" : "rows", all, at_least ? "at least " : "", config, what);
+}
+
+static int check_shape(const struct held *x, const uint64_t *shape, struct ws_error *err)
+{
+    const struct ws_megatron_row *r = x->row;
+    uint64_t rows = x->rows[0], columns, depth = 0;
+    int rc = size_in_config(x, r->columns, &columns, err);
+    if (rc == 0)
+        rc = size_in_config(x, r->depth, &depth, err);
+    if (r->form == WS_MEGATRON_STACKED || r->form == WS_MEGATRON_QKV || r->form == WS_MEGATRON_GATED_QKV ||
+        r->form == WS_MEGATRON_GROUPS)
+        for (unsigned i = 1; i < x->n_parts; i++)
+            rows += x->rows[i];
+    if (rc == 0)
+        rc = check_size(x, 0, shape[0], rows, r->parts[0].rows,
+                        r->form == WS_MEGATRON_VOCABULARY || r->form == WS_MEGATRON_OUTPUT, err);
+    if (rc == 0 && x->h->n_dims > 1)
+        rc = check_size(x, 1, shape[1], columns, r->columns, false, err);
+    return rc < 0 || x->h->n_dims < 3 ? rc : check_size(x, 2, shape[2], depth, r->depth, false, err);
+}
+
+static bool has_dims(const struct ws_megatron_row *r, unsigned n)
+{
+    if (r->depth != WS_MEGATRON_ANY)
+        return n == 3;
+    if (r->columns != WS_MEGATRON_ANY || r->cut == WS_MEGATRON_ROW)
+        return n == 2;
+    return n == 1 || n == 2;
+}
+
+/* The group's tensor of a local one, and how the ranks share it. */
+static int unshard(const struct held *x, struct ws_extracted *out, struct ws_error *err)
+{
+    const wsync_held *h = x->h;
+    const struct ws_megatron_row *r = x->row;
+    const unsigned dim = r->cut == WS_MEGATRON_ROW, size = size_of(x->group);
+    bool whole = r->cut == WS_MEGATRON_WHOLE;
+    if (!has_dims(r, h->n_dims))
         return ws_error_set(err, EINVAL, "%s has %u dimensions", h->name, h->n_dims);
+    if (r->cut == WS_MEGATRON_EITHER)
+        whole = h->shape[0] == x->rows[0];
+    out->own_range = h->flat;
     out->fused.n_dims = h->n_dims;
     memcpy(out->fused.shape, h->shape, sizeof(out->fused.shape));
-    if (r->cut == WHOLE)
-        return 0;
-    if (r->cut == GLU && h->shape[0] % 2)
-        return ws_error_set(err, EINVAL,
-                            "%s has %" PRIu64 " rows; gate and up would be an even number: is "
-                            "the model without gated linear units? Such a one is not known here",
-                            h->name, h->shape[0]);
-    out->fused.shape[dim] *= size;
-    out->n_placements = 1;
-    out->placements[0] = (wsync_placement){.kind = r->cut == GLU ? WSYNC_STRIDED_SHARD : WSYNC_SHARD,
-                                           .dim = dim,
-                                           .split_factor = 2,
-                                           .size = size,
-                                           .coordinate = group->rank};
+    if (!whole) {
+        out->fused.shape[dim] *= size;
+        out->n_placements = 1;
+        out->placements[0] =
+            (wsync_placement){.kind = r->cut == WS_MEGATRON_SECTIONS ? WSYNC_SECTION_SHARD : WSYNC_SHARD,
+                              .dim = dim,
+                              .size = size,
+                              .coordinate = x->group->rank};
+    }
+    if (r->cut == WS_MEGATRON_SECTIONS) {
+        out->n_sections = x->n_parts;
+        memcpy(out->sections, x->rows, x->n_parts * sizeof(x->rows[0]));
+    }
+    return check_shape(x, out->fused.shape, err);
+}
+
+/* The held tensor's halves of columns, in the other order. */
+static int swap_halves(struct ws_fused *f, const char *name)
+{
+    const uint64_t half = f->shape[1] / 2;
+    for (unsigned i = 0; i < 2; i++) {
+        struct ws_fused_part *p = ws_fused_add(f, name, f->n_dims);
+        if (!p)
+            return -ENOMEM;
+        memcpy(p->shape, f->shape, sizeof(p->shape));
+        p->size[1] = half;
+        p->from[1] = i * half;
+        p->to[1] = (1 - i) * half;
+    }
     return 0;
 }
 
-static int expect(const wsync_held *h, const char *what, uint64_t here, uint64_t config, struct ws_error *err)
+/* A vocabulary's rows, which the layers of multi-token prediction have once more in the file, where the model has such layers. */
+static int split_vocabulary(const struct held *x, const wsync_extract_options *o, struct ws_fused *f,
+                            struct ws_error *err)
 {
-    if (config && here != config)
-        return ws_error_set(err, EINVAL,
-                            "%s: all ranks together have %" PRIu64 " of %s, and config.json says %" PRIu64
-                            ": another model's config, or a parallel group that is not given right?",
-                            h->name, here, what, config);
-    return 0;
+    const struct ws_hf_config *c = x->config;
+    const struct ws_megatron_mtp *mtp = ws_megatron_family(c->model_type)->mtp;
+    const char *again = !mtp ? NULL : x->row->form == WS_MEGATRON_OUTPUT ? mtp->output : mtp->embedding;
+    int rc = ws_fused_rows(f, x->names[0], c->vocab_size, err);
+    for (uint64_t i = 1; rc == 0 && again && has_feature(o, "mtp_num_layers") && i <= c->mtp_layers; i++) {
+        char layer[48], name[128];
+        rc = layer_of(c, mtp, i, x->h->name, layer, err);
+        snprintf(name, sizeof(name), "%s%s", layer, again);
+        if (rc == 0)
+            rc = ws_fused_rows(f, name, c->vocab_size, err);
+    }
+    return rc;
 }
 
-static int split(const struct rule *r, const struct ws_hf_config *c, const wsync_held *h, const char *name,
-                 struct ws_fused *f, struct ws_error *err)
+static int split(const struct held *x, const wsync_extract_options *o, struct ws_fused *f,
+                 struct ws_error *err)
 {
-    char names[3][WS_MAX_TENSOR_NAME + 32];
+    const char *names[WS_MEGATRON_PARTS];
+    const wsync_fusion stack = {.names = names, .n_names = x->n_parts, .sizes = x->rows};
+    const struct ws_hf_config *c = x->config;
+    uint64_t groups = 0;
     int rc = 0;
-    switch (r->form) {
-    case EMBEDDING:
-    case OUTPUT:
-        return ws_fused_rows(f, name, c->vocab_size, err);
-    case QKV: {
-        const char *all[3] = {names[0], names[1], names[2]};
-        for (unsigned i = 0; i < 3; i++)
-            snprintf(names[i], sizeof(names[i]), "model.layers.%u.self_attn.%c_proj.%s", h->layer - 1,
-                     "qkv"[i], r -> file);
-        return ws_fused_qkv(f, all, c->heads, c->kv_heads, c->head_dim, err);
+    for (unsigned i = 0; i < WS_MEGATRON_PARTS; i++)
+        names[i] = x->names[i];
+    switch (x->row->form) {
+    case WS_MEGATRON_VOCABULARY:
+    case WS_MEGATRON_OUTPUT:
+        return split_vocabulary(x, o, f, err);
+    case WS_MEGATRON_SWAPPED:
+        return swap_halves(f, names[0]);
+    case WS_MEGATRON_QKV:
+    case WS_MEGATRON_GATED_QKV:
+        return ws_fused_qkv(f, names, c->heads, c->kv_heads, c->head_dim,
+                            x->row->form == WS_MEGATRON_GATED_QKV, err);
+    case WS_MEGATRON_GROUPS:
+        rc = size_in_config(x, x->row->groups, &groups, err);
+        return rc < 0 ? rc : ws_fused_groups(f, names, x->rows, x->n_parts, groups, err);
+    case WS_MEGATRON_STACKED:
+        return ws_fused_stack(f, &stack, "", 0, err);
+    case WS_MEGATRON_PLAIN:
+    case WS_MEGATRON_EACH:
+        for (unsigned i = 0; rc == 0 && i < x->n_parts; i++)
+            rc = ws_fused_plain(f, names[i]);
+        return rc;
     }
-    case GATE_UP: {
-        static const char *const two[] = {"gate_proj.weight", "up_proj.weight"};
-        wsync_fusion fusion = {.names = two, .n_names = 2, .dim = 0};
-        rc = expect(h, "the inner size, twice,", f->shape[0],
-                    2 * (r->expert ? c->moe_intermediate_size : c->intermediate_size), err);
-        return rc < 0 ? rc : ws_fused_stack(f, &fusion, name, strlen(name), err);
-    }
-    case PLAIN:
-        break;
-    }
-    if (r->cut == ROW && strstr(r->file, "down_proj"))
-        rc = expect(h, "the inner size", f->shape[1],
-                    r->expert ? c->moe_intermediate_size : c->intermediate_size, err);
-    else if (r->cut == ROW)
-        rc = expect(h, "the heads' sizes", f->shape[1], c->heads * c->head_dim, err);
-    return rc < 0 ? rc : ws_fused_plain(f, name);
+    return -EINVAL;
 }
 
-static int refuse(const wsync_held *h, const char *name, struct ws_error *err)
+static int refuse(const struct ws_hf_config *c, const wsync_held *h, const char *name, struct ws_error *err)
 {
     for (size_t i = 0; i < sizeof(unknown_names) / sizeof(unknown_names[0]); i++)
         if (strstr(name, unknown_names[i].part))
             return ws_error_set(err, EOPNOTSUPP, "%s cannot be published: %s", h->name, unknown_names[i].why);
     return ws_error_set(err, EOPNOTSUPP,
-                        "%s is no tensor of a Megatron GPTModel that is known here (Llama, Qwen2, Qwen3, "
-                        "Qwen3-MoE): its layout would be a guess",
-                        h->name);
+                        "%s is no tensor that is known here of a Megatron GPTModel of model_type '%s', which "
+                        "hf_config has: its layout would be a guess",
+                        h->name, c->model_type);
+}
+
+/* The expert's number in the file. */
+static int expert_of(const wsync_extract_options *o, const struct ws_hf_config *c, const wsync_held *h,
+                     uint64_t local, uint64_t *out, struct ws_error *err)
+{
+    const uint64_t each = c->experts / size_of(&o->expert);
+    if (c->experts == 0 || c->experts % size_of(&o->expert) || local >= each)
+        return ws_error_set(err, EINVAL,
+                            "%s of expert-parallel rank %u: %" PRIu64 " experts over %u ranks are %" PRIu64
+                            " each, and this is number %" PRIu64 ": give the hf_config of this model",
+                            h->name, o->expert.rank, c->experts, size_of(&o->expert), each, local);
+    *out = o->expert.rank * each + local;
+    return 0;
+}
+
+static int describe_known(struct held *x, const wsync_extract_options *o, uint64_t local_expert,
+                          struct ws_extracted *out, struct ws_error *err)
+{
+    const struct ws_megatron_row *r = x->row;
+    const char *prefix = o->adapter ? PEFT_PREFIX : "";
+    uint64_t expert = 0;
+    int rc = r->expert ? expert_of(o, x->config, x->h, local_expert, &expert, err) : 0;
+    for (; rc == 0 && x->n_parts < WS_MEGATRON_PARTS && r->parts[x->n_parts].file; x->n_parts++) {
+        rc = size_in_config(x, r->parts[x->n_parts].rows, &x->rows[x->n_parts], err);
+        if (rc == 0)
+            rc = name_of(x, x->n_parts, prefix, expert, err);
+    }
+    if (rc == 0)
+        rc = unshard(x, out, err);
+    return rc < 0 ? rc : split(x, o, &out->fused, err);
 }
 
 static int describe(const wsync_extract_options *o, const struct ws_hf_config *c, const wsync_held *h,
                     struct ws_extracted *out, struct ws_error *err)
 {
-    char name[WS_MAX_TENSOR_NAME + 1];
+    const struct ws_megatron_family *family = ws_megatron_family(c->model_type);
     const char *held = h->name;
-    uint64_t numbers[2] = {0}, expert = 0;
-    const struct rule *r = NULL;
+    struct ws_megatron_match found;
     while (strncmp(held, "module.", 7) == 0) /* DDP, Float16Module */
         held += 7;
-    for (size_t i = 0; i < N_RULES && !r; i++)
-        if (match(rules[i].held, held, numbers))
-            r = &rules[i];
-    if (!r)
-        return refuse(h, held, err);
-    if (strncmp(r->held, LAYER, strlen(LAYER)) == 0 && h->layer == 0)
-        return ws_error_set(err, EINVAL, "%s comes without the number of its layer", h->name);
-    if (r->form == OUTPUT && c->tied) {
+    if (o->adapter && !strstr(held, ".adapter.")) {
+        out->skip = true; /* the base model */
+        return 0;
+    }
+    if (!ws_megatron_find(family, o->adapter, held, &found))
+        return refuse(c, h, held, err);
+    const struct ws_megatron_row *r = found.row;
+    out->file = o->adapter ? WS_ADAPTER_WEIGHTS_NAME : NULL;
+    out->f32 = r->f32;
+    out->plus_1 = r->norm && has_feature(o, ZERO_CENTRED) && (r->factor || !family->zero_centred);
+    if (r->form == WS_MEGATRON_OUTPUT && c->tied) {
         out->skip = true;
         return 0;
     }
-    if (r->expert) {
-        uint64_t each = c->experts / size_of(&o->expert);
-        if (c->experts == 0 || c->experts % size_of(&o->expert) || numbers[1] >= each)
-            return ws_error_set(err, EINVAL,
-                                "%s: %" PRIu64 " experts over %u expert-parallel ranks are %" PRIu64
-                                " each, and this is number %" PRIu64,
-                                h->name, c->experts, size_of(&o->expert), each, numbers[1]);
-        expert = o->expert.rank * each + numbers[1];
-    }
-    if (name_of(r, h, expert, name) > WS_MAX_TENSOR_NAME)
-        return ws_error_set(err, E2BIG, "the name of %s is too long", h->name);
-    int rc = unshard(r, h, r->expert ? &o->expert_tensor : &o->tensor, out, err);
-    return rc < 0 ? rc : split(r, c, h, name, &out->fused, err);
+    struct held x = {.h = h,
+                     .row = r,
+                     .config = c,
+                     .group = r->expert ? &o->expert_tensor : &o->tensor,
+                     .group_name = r->expert ? "expert-tensor-parallel" : "tensor-parallel"};
+    int rc = found.layered ? layer_of(c, found.mtp ? family->mtp : NULL, h->layer, h->name, x.layer, err) : 0;
+    return rc < 0 ? rc : describe_known(&x, o, found.expert, out, err);
 }
 
 const struct ws_extractor_ops ws_extract_megatron = {
-    .name = "megatron", .check = check, .describe = describe};
+    .name = "megatron", .adapters = true, .check = check, .describe = describe};

@@ -1,8 +1,10 @@
 #include "backends/trainer/publisher/base_checkpoint.h"
+#include "backends/engine/adapter_config.h"
 #include "backends/trainer/tensor/registration.h"
 #include "transports/base/entry.h"
 #include "transports/base/file.h"
 #include "transports/base/text.h"
+#include "transports/base/vector.h"
 #include "transports/simd/copy.h"
 #include <dirent.h>
 #include <errno.h>
@@ -91,12 +93,64 @@ static int read_whole(int fd, const char *path, uint64_t bytes, void **out, stru
     return rc;
 }
 
+static int is_sidecar_name(const char *name)
+{
+    size_t n = strlen(name), k = strlen(INDEX_SUFFIX);
+    if (n > k && strcmp(name + n - k, INDEX_SUFFIX) == 0)
+        return 0; /* made anew for the files of the version */
+    return ws_folder_is_sidecar(name);
+}
+
 static int is_sidecar(const struct dirent *e)
 {
-    size_t n = strlen(e->d_name), k = strlen(INDEX_SUFFIX);
-    if (n > k && strcmp(e->d_name + n - k, INDEX_SUFFIX) == 0)
-        return 0; /* made anew for the files of the version */
-    return ws_folder_is_sidecar(e->d_name);
+    return is_sidecar_name(e->d_name);
+}
+
+static bool has_sidecar(const struct ws_base_checkpoint *b, const char *name)
+{
+    for (size_t i = 0; i < b->n_sidecars; i++)
+        if (strcmp(b->sidecars[i].name, name) == 0)
+            return true;
+    return false;
+}
+
+/* Adds one, to be filled; its name is copied. */
+static struct sidecar *add_sidecar(struct ws_base_checkpoint *b, const char *name)
+{
+    struct sidecar *all = ws_vector_room(b->sidecars, b->n_sidecars, sizeof(*all));
+    char *copy = strdup(name);
+    if (all)
+        b->sidecars = all;
+    if (!all || !copy) {
+        free(copy);
+        return NULL;
+    }
+    all[b->n_sidecars] = (struct sidecar){.name = copy};
+    return &all[b->n_sidecars++];
+}
+
+static int copy_sidecar(struct ws_base_checkpoint *b, const wsync_sidecar *given, struct ws_error *err)
+{
+    const char *name = given->name ? given->name : "";
+    if (!is_sidecar_name(name) || has_sidecar(b, name))
+        return ws_error_set(err, EINVAL, "wsync_config.files: '%.200s' %s", name,
+                            has_sidecar(b, name) ? "is there twice" : "is no name of a sidecar file");
+    if (given->bytes > WS_MAX_SIDECAR_BYTES || (given->bytes && !given->data))
+        return ws_error_set(err, EINVAL, "wsync_config.files: %s has %zu bytes%s", name, given->bytes,
+                            given->data ? ", more than the limit" : " and no data");
+    if (strcmp(name, WS_ADAPTER_CONFIG_NAME) == 0) {
+        const struct ws_adapter_server any = {.kind = "vllm"}; /* whose rules refuse what no engine serves */
+        int rc = ws_adapter_check(given->data ? given->data : "", given->bytes, &any, NULL, err);
+        if (rc < 0)
+            return rc;
+    }
+    struct sidecar *s = add_sidecar(b, name);
+    if (!s || !(s->data = malloc(given->bytes ? given->bytes : 1)))
+        return ws_error_set(err, ENOMEM, "no memory for sidecar files");
+    s->bytes = given->bytes;
+    if (given->bytes)
+        memcpy(s->data, given->data, given->bytes);
+    return 0;
 }
 
 static int open_sidecar(struct ws_base_checkpoint *b, int folder, const char *name, struct ws_error *err)
@@ -109,14 +163,12 @@ static int open_sidecar(struct ws_base_checkpoint *b, int folder, const char *na
         close(fd);
         return 0;
     }
-    struct sidecar *s = &b->sidecars[b->n_sidecars];
-    s->bytes = (uint64_t)st.st_size;
-    s->name = strdup(name);
-    if (!s->name) {
+    struct sidecar *s = add_sidecar(b, name);
+    if (!s) {
         close(fd);
         return ws_error_set(err, ENOMEM, "no memory for sidecar files");
     }
-    b->n_sidecars++;
+    s->bytes = (uint64_t)st.st_size;
     return read_whole(fd, name, s->bytes, &s->data, err);
 }
 
@@ -131,11 +183,9 @@ static int open_sidecars(struct ws_base_checkpoint *b, const char *path, struct 
             close(folder);
         return rc;
     }
-    b->sidecars = calloc((size_t)n + 1, sizeof(*b->sidecars));
-    if (!b->sidecars)
-        rc = ws_error_set(err, ENOMEM, "no memory for sidecar files");
     for (int i = 0; i < n; i++) {
-        if (rc == 0 && (rc = open_sidecar(b, folder, names[i]->d_name, err)) < 0)
+        if (rc == 0 && !has_sidecar(b, names[i]->d_name) &&
+            (rc = open_sidecar(b, folder, names[i]->d_name, err)) < 0)
             (void)ws_error_prefix(err, "sidecar files of %s", path);
         free(names[i]);
     }
@@ -145,7 +195,7 @@ static int open_sidecars(struct ws_base_checkpoint *b, const char *path, struct 
 }
 
 int ws_base_checkpoint_open(struct ws_base_checkpoint **out, const char *checkpoint, const char *sidecars,
-                            struct ws_error *err)
+                            const wsync_sidecar *files, size_t n_files, struct ws_error *err)
 {
     struct ws_base_checkpoint *b = calloc(1, sizeof(*b));
     int rc = b ? 0 : ws_error_set(err, ENOMEM, "no memory for a publisher");
@@ -155,6 +205,8 @@ int ws_base_checkpoint_open(struct ws_base_checkpoint **out, const char *checkpo
                  : 0;
     if (rc == 0 && checkpoint)
         rc = open_checkpoint(b, checkpoint, err);
+    for (size_t i = 0; rc == 0 && i < n_files; i++)
+        rc = copy_sidecar(b, &files[i], err);
     if (rc == 0 && sidecars)
         rc = open_sidecars(b, sidecars, err);
     if (rc < 0) {

@@ -3,14 +3,17 @@
  * opened. */
 #ifndef WS_TRAINER_PUBLISHER_BASE_CHECKPOINT_H
 #define WS_TRAINER_PUBLISHER_BASE_CHECKPOINT_H
+#include "backends/trainer/wsync.h"
 #include "transports/base/error.h"
 #include "transports/format/folder.h"
 #include <jansson.h>
 
 struct ws_base_checkpoint;
-/* Either path may be NULL. -ENOENT, -EBADMSG. */
+/* Either path may be NULL. files: n_files sidecars from memory, which are copied, and which come instead of those of
+ * the folder `sidecars` that have their names. -ENOENT, -EBADMSG; -EINVAL: a name that no sidecar can have. */
 WS_MUST_USE int ws_base_checkpoint_open(struct ws_base_checkpoint **out, const char *checkpoint,
-                                        const char *sidecars, struct ws_error *err);
+                                        const char *sidecars, const wsync_sidecar *files, size_t n_files,
+                                        struct ws_error *err);
 /* For the registration: its array "base" here, "sidecars" below. NULL: no memory. */
 json_t *ws_base_checkpoint_tensors_json(const struct ws_base_checkpoint *b);
 /* Identifies this opening; no other opening has the same id (registration.h). */

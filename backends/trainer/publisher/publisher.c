@@ -42,6 +42,8 @@ static int check_config(const wsync_config *c, struct ws_error *err)
     if (c->audit < WSYNC_NO_AUDIT)
         return ws_error_set(err, EINVAL, "wsync_config.audit cannot be %d: it is every how many versions",
                             c->audit);
+    if (c->n_files > 0 && !c->files)
+        return ws_error_set(err, EINVAL, "wsync_config.n_files is %zu, and there are no files", c->n_files);
     return 0;
 }
 
@@ -85,7 +87,7 @@ int wsync_publisher_open(const wsync_config *config, wsync_publisher **out)
     if (rc == 0)
         rc = ws_ipc_connect(p->agent, &p->sock, err);
     if (rc == 0 && p->rank == 0)
-        rc = ws_base_checkpoint_open(&p->base, c->base, c->sidecars, err);
+        rc = ws_base_checkpoint_open(&p->base, c->base, c->sidecars, c->files, c->n_files, err);
     if (rc == 0 && p->base &&
         !(p->base_was_held = calloc(ws_base_checkpoint_n_tensors(p->base) + 1, sizeof(bool))))
         rc = ws_error_set(err, ENOMEM, "no memory for a publisher");

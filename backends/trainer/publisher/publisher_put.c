@@ -18,11 +18,14 @@ static int conversion_of(const wsync_param *a, const struct ws_registered_piece 
         return ws_error_set(err, EINVAL, "the data of the parameter %s has no known dtype (%d)", a->name,
                             (int)a->data_dtype);
     const char *from = ws_dtype_name((enum ws_dtype)a->data_dtype), *to = ws_dtype_name(r->tensor.dtype);
-    if (ws_conversion_find((enum ws_dtype)a->data_dtype, r->tensor.dtype, out) < 0)
-        return ws_error_set(err, EINVAL,
-                            "the parameter %s cannot become %s out of %s in the copy, only F32, BF16 and F16 "
-                            "become each other: convert it before, or publish it as %s",
-                            a->name, to, from, from);
+    const bool plus_1 = a->converts == WSYNC_PLUS_1;
+    if ((plus_1 ? ws_conversion_find_plus_1 : ws_conversion_find)((enum ws_dtype)a->data_dtype,
+                                                                  r->tensor.dtype, out) < 0)
+        return ws_error_set(
+            err, EINVAL,
+            "the parameter %s cannot become %s out of %s%s in the copy, only F32, BF16 and F16 "
+            "become each other: convert it before, or publish it as %s",
+            a->name, to, from, plus_1 ? " plus 1" : "", from);
     return 0;
 }
 

@@ -75,8 +75,8 @@ static const struct ws_strategy table[] = {
                                .must_pack = true},
 };
 #define N_STRATEGIES (sizeof(table) / sizeof(table[0]))
-/* A way's number is its strategy's. */
-_Static_assert(N_STRATEGIES == WS_N_WAYS && WSYNC_TCP + 0 == WS_WAY_TCP && WSYNC_IPC + 0 == WS_WAY_IPC &&
+/* A way's number is its strategy's. By ucx only mounts read: it is none of SkyRL's. */
+_Static_assert(N_STRATEGIES == WS_WAY_UCX && WSYNC_TCP + 0 == WS_WAY_TCP && WSYNC_IPC + 0 == WS_WAY_IPC &&
                    WSYNC_DIR + 0 == WS_WAY_DIR && WSYNC_BROADCAST + 0 == WS_WAY_BROADCAST &&
                    WSYNC_CUDA_IPC + 0 == WS_WAY_CUDA_IPC,
                "ways.h and wsync.h have one order");
@@ -89,7 +89,7 @@ const struct ws_strategy *ws_strategy_by_id(wsync_strategy_id id)
 static const struct ws_strategy *named(const char *name)
 {
     const struct ws_way *way = ws_way_find(name);
-    return way ? &table[way->id] : NULL;
+    return way && (size_t)way->id < N_STRATEGIES ? &table[way->id] : NULL;
 }
 
 #define NAMES "tcp, ipc, dir, broadcast, cuda_ipc, packed_cuda_ipc"

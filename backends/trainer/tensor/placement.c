@@ -231,8 +231,6 @@ static int lay_out_shard(struct maker *k, struct whole *w, size_t n, struct ws_e
             for (size_t p = 0; p < w[i].n_parts; p++) {
                 w[i].parts[p]->tensor.begin = t->begin;
                 w[i].parts[p]->tensor.end = t->end;
-                free(w[i].parts[p]->file); /* from here on file_index says it */
-                w[i].parts[p]->file = strdup(f->name);
             }
         }
     }
@@ -288,11 +286,13 @@ static int by_file_name(const void *x, const void *y)
 static void set_places(struct maker *k)
 {
     const struct ws_placement *l = k->placement;
-    for (size_t i = 0; i < k->n_all; i++) {
-        struct ws_placement_file key = {.name = k->all[i]->file};
+    for (size_t i = 0; i < k->n_wholes; i++) {
+        const struct whole *w = &k->wholes[i];
+        struct ws_placement_file key = {.name = (char *)(uintptr_t)w->file};
         const struct ws_placement_file *f = bsearch(&key, l->files, l->n_files, sizeof(key), by_file_name);
         assert(f);
-        k->all[i]->file_index = (size_t)(f - l->files);
+        for (size_t p = 0; p < w->n_parts; p++)
+            w->parts[p]->file_index = (size_t)(f - l->files);
     }
 }
 
@@ -322,19 +322,14 @@ static int lay_out(struct maker *k, struct ws_error *err)
         return no_memory(err);
     for (size_t i = 0, n; rc == 0 && i < k->n_wholes; i += n, n_shards++) {
         const char *file = k->wholes[i].file;
-        char *name = strdup(file); /* entries' file strings are replaced while we work */
-        for (n = 1; name && i + n < k->n_wholes && strcmp(name, k->wholes[i + n].file) == 0; n++)
+        for (n = 1; i + n < k->n_wholes && strcmp(file, k->wholes[i + n].file) == 0; n++)
             ;
-        rc = name ? 0 : no_memory(err);
-        k->wholes[i].file = name;
-        if (rc == 0)
-            rc = lay_out_shard(k, &k->wholes[i], n, err);
+        rc = lay_out_shard(k, &k->wholes[i], n, err);
         for (size_t j = i; rc == 0 && j < i + n; j++) {
             k->wholes[j].file = l->files[l->n_files - 1].name;
             if (k->wholes[j].frozen && !(l->frozen[l->n_frozen++] = strdup(k->wholes[j].tensor.name)))
                 rc = no_memory(err);
         }
-        free(name);
     }
     if (rc == 0 && n_shards > 1)
         rc = add_index(k, err);

@@ -7,6 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+/* Inlined, so that the hash's state can live on the stack: nothing here can fail. */
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #define REGISTRATION "the registration"
 
@@ -170,6 +173,56 @@ static int audit_from_json(const json_t *body, struct ws_registration *r, struct
     return ws_key_flag(body, "audit_warns", REGISTRATION, &r->audit_warns, err);
 }
 
+/* --- which registration it is --- */
+
+static void hash_text(XXH3_state_t *state, const char *text)
+{
+    const uint64_t n = text ? strlen(text) + 1 : 0;
+    XXH3_128bits_update(state, &n, sizeof(n));
+    if (n > 0)
+        XXH3_128bits_update(state, text, n);
+}
+
+static void hash_entries(XXH3_state_t *state, const struct ws_entry *e, size_t n)
+{
+    for (size_t i = 0; i < n; i++, e++) {
+        const uint64_t numbers[] = {(uint64_t)e->tensor.dtype, e->tensor.n_dims, e->piece.range,
+                                    e->piece.start, e->piece.count};
+        const size_t dims = e->tensor.n_dims * sizeof(uint64_t);
+        hash_text(state, e->tensor.name);
+        hash_text(state, e->requested_file);
+        XXH3_128bits_update(state, numbers, sizeof(numbers));
+        XXH3_128bits_update(state, e->tensor.shape, dims);
+        XXH3_128bits_update(state, e->piece.offset, dims);
+        XXH3_128bits_update(state, e->piece.size, dims);
+    }
+}
+
+static void set_id(struct ws_registration *r)
+{
+    const uint64_t numbers[] = {
+        r->audits, (uint64_t)(int64_t)r->audit, r->audit_warns, r->n_entries, r->n_base, r->n_sidecars};
+    XXH3_state_t state;
+    XXH3_128bits_reset(&state);
+    XXH3_128bits_update(&state, numbers, sizeof(numbers));
+    hash_text(&state, r->base_id);
+    hash_entries(&state, r->entries, r->n_entries);
+    hash_entries(&state, r->base, r->n_base);
+    for (size_t i = 0; i < r->n_sidecars; i++) {
+        const uint64_t of_sidecar[] = {r->sidecars[i].size_bytes, r->sidecars[i].hash};
+        hash_text(&state, r->sidecars[i].name);
+        XXH3_128bits_update(&state, of_sidecar, sizeof(of_sidecar));
+    }
+    const XXH128_hash_t hash = XXH3_128bits_digest(&state);
+    r->id[0] = hash.low64;
+    r->id[1] = hash.high64;
+}
+
+bool ws_registration_repeats(const struct ws_registration *a, const struct ws_registration *b)
+{
+    return a->id[0] == b->id[0] && a->id[1] == b->id[1];
+}
+
 int ws_registration_from_json(const json_t *body, unsigned rank, struct ws_registration **out,
                               struct ws_error *err)
 {
@@ -198,6 +251,7 @@ int ws_registration_from_json(const json_t *body, unsigned rank, struct ws_regis
         ws_registration_free(r);
         return rc;
     }
+    set_id(r);
     *out = r;
     return 0;
 }
@@ -262,7 +316,6 @@ static void free_entries(struct ws_entry *e, size_t n)
     for (size_t i = 0; i < n; i++) {
         free((char *)(uintptr_t)e[i].tensor.name);
         free(e[i].requested_file);
-        free(e[i].file);
     }
     free(e);
 }

@@ -1,5 +1,7 @@
 #include "backends/trainer/tensor/sharding.h"
 #include <errno.h>
+#include <inttypes.h>
+#include <stdbool.h>
 
 #define MAX_RANGES 65536 /* of one dimension */
 
@@ -53,14 +55,19 @@ static void chunk(uint64_t *begin, uint64_t *end, uint64_t pieces, uint64_t i)
     *end = first + b;
 }
 
-static int apply(struct ws_element_ranges *dim, const wsync_placement *p)
+static int apply(struct ws_element_ranges *dim, const wsync_placement *p, struct ws_sections sections)
 {
-    uint64_t n = ws_element_ranges_count(dim), factor = p->kind == WSYNC_STRIDED_SHARD ? p->split_factor : 1;
+    const bool sized = p->kind == WSYNC_SECTION_SHARD;
+    uint64_t n = ws_element_ranges_count(dim), first = 0;
+    uint64_t factor = sized ? sections.n : p->kind == WSYNC_STRIDED_SHARD ? p->split_factor : 1;
     struct ws_element_ranges out = {0};
     int rc = 0;
     for (uint64_t k = 0; rc == 0 && k < factor; k++) {
-        uint64_t begin = 0, end = n;
-        chunk(&begin, &end, factor, k);
+        uint64_t begin = first, end = n;
+        if (sized)
+            end = first += sections.sizes[k];
+        else
+            chunk(&begin, &end, factor, k);
         chunk(&begin, &end, p->size, p->coordinate);
         rc = cut(dim, begin, end, &out);
     }
@@ -69,12 +76,33 @@ static int apply(struct ws_element_ranges *dim, const wsync_placement *p)
     return rc;
 }
 
+static int check_sections(const char *name, const wsync_placement *p, uint64_t n, struct ws_sections sections,
+                          struct ws_error *err)
+{
+    uint64_t left = n;
+    for (unsigned k = 0; k < sections.n && k < MAX_RANGES; k++) {
+        if (sections.sizes[k] > left)
+            break;
+        left -= sections.sizes[k];
+        if (sections.sizes[k] % p->size)
+            return ws_error_set(
+                err, EINVAL, "%s: its section %u has %" PRIu64 " indices, which %u ranks cannot share evenly",
+                name, k, sections.sizes[k], p->size);
+        if (k + 1 == sections.n && left == 0)
+            return 0;
+    }
+    return ws_error_set(err, EINVAL,
+                        "%s: its %u sections do not fill the %" PRIu64 " indices of dimension %u", name,
+                        sections.n, n, p->dim);
+}
+
 static int check(const char *name, const wsync_placement *p, unsigned n_dims, struct ws_error *err)
 {
     if (p->size == 0 || p->coordinate >= p->size)
         return ws_error_set(err, EINVAL, "%s: coordinate %u of a mesh dimension of size %u makes no sense",
                             name, p->coordinate, p->size);
-    if (p->kind != WSYNC_REPLICATE && p->kind != WSYNC_SHARD && p->kind != WSYNC_STRIDED_SHARD)
+    if (p->kind != WSYNC_REPLICATE && p->kind != WSYNC_SHARD && p->kind != WSYNC_STRIDED_SHARD &&
+        p->kind != WSYNC_SECTION_SHARD)
         return ws_error_set(
             err, EINVAL,
             "%s has a placement of no known kind (%d): only Replicate, Shard and _StridedShard are "
@@ -89,8 +117,8 @@ static int check(const char *name, const wsync_placement *p, unsigned n_dims, st
 }
 
 int ws_sharding_make(const char *name, const uint64_t *shape, unsigned n_dims,
-                     const wsync_placement *placements, unsigned n_placements, struct ws_sharding *out,
-                     struct ws_error *err)
+                     const wsync_placement *placements, unsigned n_placements, struct ws_sections sections,
+                     struct ws_sharding *out, struct ws_error *err)
 {
     int rc = 0;
     *out = (struct ws_sharding){.n_dims = n_dims};
@@ -99,10 +127,12 @@ int ws_sharding_make(const char *name, const uint64_t *shape, unsigned n_dims,
     for (unsigned i = 0; rc == 0 && i < n_placements; i++) {
         const wsync_placement *p = &placements[i];
         rc = check(name, p, n_dims, err);
+        if (rc == 0 && p->kind == WSYNC_SECTION_SHARD)
+            rc = check_sections(name, p, ws_element_ranges_count(&out->dims[p->dim]), sections, err);
         if (rc < 0)
             return rc;
         if (p->kind != WSYNC_REPLICATE)
-            rc = apply(&out->dims[p->dim], p);
+            rc = apply(&out->dims[p->dim], p, sections);
     }
     if (rc == -E2BIG)
         return ws_error_set(err, E2BIG, "%s is cut into over %d runs of a dimension", name, MAX_RANGES);

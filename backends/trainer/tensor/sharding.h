@@ -17,12 +17,17 @@ struct ws_sharding {
     struct ws_element_ranges dims[WSYNC_MAX_DIMS];
 };
 
+/* The sizes of the sections that a SECTION_SHARD's dimension is made of. */
+struct ws_sections {
+    const uint64_t *sizes;
+    unsigned n;
+};
 /* Applies the placements (outer mesh dimension first) to a tensor of this shape. -EINVAL: a placement is not
  * possible (err names `name`); -E2BIG: too many ranges; -ENOMEM. The caller releases *out, after an error
  * too. */
 WS_MUST_USE int ws_sharding_make(const char *name, const uint64_t *shape, unsigned n_dims,
                                  const wsync_placement *placements, unsigned n_placements,
-                                 struct ws_sharding *out, struct ws_error *err);
+                                 struct ws_sections sections, struct ws_sharding *out, struct ws_error *err);
 /* How many indices of a dimension the rank holds. */
 uint64_t ws_element_ranges_count(const struct ws_element_ranges *r);
 void ws_sharding_release(struct ws_sharding *s);

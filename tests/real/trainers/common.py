@@ -45,6 +45,28 @@ def gathered(model, template, full):
     return whole
 
 
+def with_adapter(model):
+    """A model with a LoRA adapter of PEFT's, which a step changes."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(3)
+    return get_peft_model(model, LoraConfig(r=3, target_modules=["q_proj", "v_proj", "down_proj", "embed_tokens"], task_type="CAUSAL_LM"))
+
+
+def save_adapter(case, version, model, whole):
+    """Rank 0 saves an adapter's gathered tensors, {name: tensor}, under the names that PEFT itself gives them."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    if rank() == 0:
+        folder = os.path.join(EXPECTED, case, str(version))
+        os.makedirs(folder)
+        named = get_peft_model_state_dict(model, {n: t for n, t in whole.items() if ".lora_" in n}, save_embedding_layers=False)
+        named = {n.replace("_fsdp_wrapped_module.", ""): t.contiguous() for n, t in named.items()}
+        save_file(named, os.path.join(folder, "adapter_model.safetensors"))
+    dist.barrier()
+
+
 def batch(vocabulary, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, vocabulary, (2, 8), generator=generator)

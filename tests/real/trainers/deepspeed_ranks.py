@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import wsync
-from common import batch, gathered, main, publisher, save
+from common import batch, gathered, main, publisher, save, save_adapter, with_adapter
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else compiled at the first start, which takes 45 s
 deepspeed.init_distributed("gloo")
@@ -38,8 +38,8 @@ def hand_out_copies(optimizer):
     optimizer.get_local_fp32_param = copied
 
 
-def train(case, stage, make=dense, master=False, frozen=(), copies=False, **zero):
-    """One version after two steps, and another after a third."""
+def train(case, stage, make=dense, master=False, frozen=(), copies=False, adapter=False, **zero):
+    """One version after two steps, and another after a third. adapter: of an adapter alone."""
     config = {
         "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -50,7 +50,9 @@ def train(case, stage, make=dense, master=False, frozen=(), copies=False, **zero
             model = make()
     else:
         model = make()
-    for name, p in model.named_parameters():
+    if adapter:
+        model = with_adapter(model)
+    for name, p in model.named_parameters() if not adapter else ():
         p.requires_grad_(not any(part in name for part in frozen))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     engine, *_ = deepspeed.initialize(model=model, config=config, optimizer=optimizer)
@@ -70,9 +72,12 @@ def train(case, stage, make=dense, master=False, frozen=(), copies=False, **zero
             loss = engine(input_ids=tokens, labels=tokens).loss
             engine.backward(loss)
             engine.step()
-        reference = gathered(engine.module, lambda: make().to(torch.bfloat16), whole)
-        save(case, version, reference)
-        pub = pub or publisher(case, wsync.deepspeed(engine, master=master))
+        if adapter:
+            save_adapter(case, version, engine.module, {n: whole(n, p).to(torch.bfloat16) for n, p in engine.module.named_parameters() if ".lora_" in n})
+            pub = pub or publisher(case, wsync.peft(engine, master=master), hf_config=None, dtype="bfloat16")
+        else:
+            save(case, version, gathered(engine.module, lambda: make().to(torch.bfloat16), whole))
+            pub = pub or publisher(case, wsync.deepspeed(engine, master=master))
         pub.offload(version)
         pub.wait_published(version)
     pub.close()
@@ -93,5 +98,8 @@ main({
     "zero3-tied": lambda c: train(c, 3, lambda: dense(tied=True)),
     "zero3-offload": lambda c: train(c, 3, **CPU),
     "zero3-moe": lambda c: train(c, 3, moe),
+    "zero2-peft": lambda c: train(c, 2, adapter=True),
+    "zero3-peft": lambda c: train(c, 3, adapter=True),
+    "zero3-peft-master": lambda c: train(c, 3, adapter=True, master=True),
     "zero3-hpz": lambda c: train(c, 3, zero_hpz_partition_size=2),
 })  # fmt: skip

@@ -7,7 +7,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import wsync
-from common import batch, gathered, main, publisher, rank, save
+from common import batch, gathered, main, publisher, rank, save, save_adapter, with_adapter
 
 dist.init_process_group("gloo")
 WORLD = dist.get_world_size()
@@ -181,6 +181,53 @@ def fsdp1(case, use_orig_params):
     reference.load_state_dict(state)
     save(case, 2, reference)
     pub.close()
+
+
+def adapter(case, model, whole, dtype=None):
+    """Two versions of an adapter alone. whole: gathers all parameters, on all ranks."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    pub = publisher(case, wsync.peft(model), hf_config=None, dtype=dtype)
+    for version in (1, 2):
+        step(model, optimizer, version)
+        pub.offload(version)
+        pub.wait_published(version)
+        save_adapter(case, version, getattr(model, "module", model), whole())
+    pub.close()
+
+
+def case_peft(case):
+    "the adapter of a PEFT model that is sharded by FSDP2, and of no other tensor"
+    model = with_adapter(dense())
+    for layer in model.base_model.model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+
+    def whole():
+        model.reshard()
+        return {n: p.full_tensor() for n, p in model.named_parameters() if ".lora_" in n}
+
+    adapter(case, model, whole)
+
+
+def case_peft_fsdp1(case):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    inner = with_adapter(dense())
+    policy = ModuleWrapPolicy({type(inner.base_model.model.model.layers[0])})
+    model = FullyShardedDataParallel(inner, use_orig_params=True, auto_wrap_policy=policy, device_id=torch.device("cpu"))
+
+    def whole():
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+            return {n: p.detach().clone() for n, p in model.module.named_parameters()}
+
+    adapter(case, model, whole)
+
+
+def case_peft_replicated(case):
+    "DDP: each rank holds the adapter whole"
+    model = torch.nn.parallel.DistributedDataParallel(with_adapter(dense()))
+    adapter(case, model, lambda: {n: p.detach() for n, p in model.module.named_parameters()})
 
 
 def case_manual(case):

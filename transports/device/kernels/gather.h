@@ -58,10 +58,22 @@ WS_DEVICE int ws_gather_move_for(uint32_t bytes)
     return bytes == 1 ? WS_MOVE_1 : bytes == 2 ? WS_MOVE_2 : bytes == 4 ? WS_MOVE_4 : WS_MOVE_8;
 }
 
+WS_DEVICE uint32_t ws_gather_plus_1_from(int move)
+{
+    return (uint32_t)(move - WS_F32_PLUS_1_TO_F32) / WS_BITS_TYPES;
+}
+
+WS_DEVICE uint32_t ws_gather_plus_1_to(int move)
+{
+    return (uint32_t)(move - WS_F32_PLUS_1_TO_F32) % WS_BITS_TYPES;
+}
+
 WS_DEVICE uint32_t ws_gather_src_bytes(int move)
 {
     if (move >= WS_MOVE_1)
         return 1U << (move - WS_MOVE_1);
+    if (move >= WS_F32_PLUS_1_TO_F32)
+        return ws_gather_plus_1_from(move) == WS_BITS_F32 ? 4 : 2;
     return move == WS_F32_TO_BF16 || move == WS_F32_TO_F16 ? 4 : 2;
 }
 
@@ -69,6 +81,8 @@ WS_DEVICE uint32_t ws_gather_dst_bytes(int move)
 {
     if (move >= WS_MOVE_1)
         return 1U << (move - WS_MOVE_1);
+    if (move >= WS_F32_PLUS_1_TO_F32)
+        return ws_gather_plus_1_to(move) == WS_BITS_F32 ? 4 : 2;
     return move == WS_BF16_TO_F32 || move == WS_F16_TO_F32 ? 4 : 2;
 }
 
@@ -125,7 +139,9 @@ WS_DEVICE uint64_t ws_gather_convert(int move, uint64_t v, uint32_t *overflows)
     case WS_F16_TO_BF16: /* has the greater range */
         return ws_bf16_from_f32(ws_f32_from_f16((uint16_t)v));
     default:
-        return v;
+        return move < WS_F32_PLUS_1_TO_F32 || move >= WS_MOVE_1
+                   ? v
+                   : ws_bits_plus_one(ws_gather_plus_1_from(move), ws_gather_plus_1_to(move), x, overflows);
     }
 }
 
@@ -153,6 +169,20 @@ WS_DEVICE uint32_t ws_gather_row_by(int move, uint64_t dst, int64_t dst_step, ui
     return overflows;
 }
 
+/* All kinds of PLUS_1, which are rare and small, by one loop. */
+WS_DEVICE uint32_t ws_gather_row_plus_1(int move, uint64_t dst, int64_t dst_step, uint64_t src,
+                                        int64_t src_step, uint32_t n, uint32_t lane)
+{
+    const uint32_t src_bytes = ws_gather_src_bytes(move), dst_bytes = ws_gather_dst_bytes(move);
+    uint32_t overflows = 0;
+    for (uint32_t k = lane; k < n; k += WS_WARP)
+        ws_gather_store(dst + (uint64_t)((int64_t)k * dst_step), dst_bytes,
+                        ws_gather_convert(move,
+                                          ws_gather_load(src + (uint64_t)((int64_t)k * src_step), src_bytes),
+                                          &overflows));
+    return overflows;
+}
+
 /* n elements in a row; steps in bytes. Returns what this lane's elements overflowed. Each kind of element has
  * a loop of its own. */
 WS_DEVICE_CALL uint32_t ws_gather_row(int move, uint64_t dst, int64_t dst_step, uint64_t src,
@@ -173,6 +203,8 @@ WS_DEVICE_CALL uint32_t ws_gather_row(int move, uint64_t dst, int64_t dst_step, 
         WS_GATHER_KIND(WS_MOVE_4);
 #undef WS_GATHER_KIND
     default:
+        if (move < WS_MOVE_1)
+            return ws_gather_row_plus_1(move, dst, dst_step, src, src_step, n, lane);
         return ws_gather_row_by(WS_MOVE_8, dst, dst_step, src, src_step, n, lane);
     }
 }

@@ -32,13 +32,15 @@ class DeepSpeed(Source):
         held = Held()
         self._refuse_offloaded()
         for name, p in self.module.named_parameters():
+            if not self.takes(name):
+                continue
             if hasattr(p, "ds_id"):
                 self._partition(name, p, held)
             elif hasattr(p, "_hp_mapping"):
                 self._fragment(name, p, held)
             else:
                 held.add(name, p)
-        add_buffers(self.module, held)
+        add_buffers(self.module, held, takes=self.takes)
         return held
 
     def _refuse_offloaded(self) -> None:

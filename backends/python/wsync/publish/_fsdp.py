@@ -28,11 +28,11 @@ class Fsdp(Source):
             if hasattr(module, "reshard") and hasattr(module, "_get_fsdp_state"):
                 module.reshard()  # a forward without a backward leaves the root's parameters unsharded
             elif type(module).__name__ == "FullyShardedDataParallel":
-                flat.add_module(name, module, held)
+                flat.add_module(name, module, held, self.takes)
         for name, p in self.model.named_parameters():
-            if not flat.has(name, p):
+            if self.takes(name) and not flat.has(name, p):
                 held.add(name, p)
-        add_buffers(self.model, held)
+        add_buffers(self.model, held, takes=self.takes)
         return held
 
     def options(self) -> dict:
@@ -54,7 +54,7 @@ class FlatParameters:
     def has(self, name: str, p) -> bool:
         return id(p) in self._flat or name.replace("_fsdp_wrapped_module.", "") in self._names
 
-    def add_module(self, name: str, module, held: Held) -> None:
+    def add_module(self, name: str, module, held: Held, takes) -> None:
         handle = module._handle
         if handle is None:
             return
@@ -68,7 +68,7 @@ class FlatParameters:
         for info, fqn, shape in zip(p._shard_param_infos, p._fqns, p._shapes):
             full = f"{prefix}.{fqn}" if prefix else fqn
             self._names.add(full)
-            if info.in_shard:
+            if info.in_shard and takes(full):
                 held.add_flat(full, shape, local.narrow(0, info.offset_in_shard, info.numel_in_shard), start=info.intra_param_start_idx, count=info.numel_in_shard)
 
 
@@ -86,13 +86,14 @@ def refuse_adapters(model) -> None:
     """Refuses PEFT's adapter layers: their tensors are a base and an addition to it, neither of which is a tensor of the file."""
     for name, _ in model.named_modules():
         if name.rpartition(".")[2] == "base_layer":
-            raise NotImplementedError(f"{name} is in an adapter's layer (PEFT): publish what merge_and_unload() of a copy returns, or the tensors by wsync.tensors({{name: tensor}})")
+            raise NotImplementedError(f"{name} is in an adapter's layer (PEFT): publish what merge_and_unload() of a copy returns, the adapter alone (wsync.peft), or the tensors by wsync.tensors({{name: tensor}})")
 
 
-def add_buffers(model, held: Held, layers: dict | None = None) -> None:
+def add_buffers(model, held: Held, layers: dict | None = None, takes=lambda name: True) -> None:
     """Adds the persistent buffers (router biases, running means), which files contain too. layers: Megatron's layer number by name."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 full = f"{prefix}.{name}" if prefix else name
-                held.add(full, buffer, layers.get(full, 0) if layers else 0)
+                if takes(full):
+                    held.add(full, buffer, layers.get(full, 0) if layers else 0)

@@ -113,13 +113,13 @@ class Held:
             self.meta.append((name, array.dtype, array.shape, 0, (), array.shape, array.strides, 0, 0, 0, layer))
             self.addresses.append(array.address)
 
-    def add_flat(self, name: str, shape, source, placements=(), start: int = 0, count: int = 0) -> None:
+    def add_flat(self, name: str, shape, source, placements=(), start: int = 0, count: int = 0, layer: int = 0) -> None:
         """Adds a range of the flattened tensor; ``source`` holds its elements (torch, 1-D, contiguous)."""
         if not source.is_contiguous():
             raise ValueError(f"{name}: its flat part is not contiguous in memory")
         if not source.is_cpu:
             self.record_device(name, source)
-        self.meta.append((name, source.dtype, shape, 1, placements, (), (), 0, start, count, 0))
+        self.meta.append((name, source.dtype, shape, 1, placements, (), (), 0, start, count, layer))
         self.addresses.append(_address(name, source))
         self.kept.append(source)
 
@@ -155,6 +155,14 @@ class Source:
         raise NotImplementedError
 
     def options(self) -> dict:
+        return {}
+
+    def takes(self, name: str) -> bool:
+        """Is the framework's tensor of this name one of them?"""
+        return True
+
+    def files(self) -> dict[str, bytes]:
+        """Small files that make a version of these tensors whole. With any, none of another model's go along."""
         return {}
 
     def expected(self, meta: list[tuple]) -> Mapping[str, tuple] | None:

@@ -1,35 +1,54 @@
 """Megatron-core: local parameters, the parallel groups' ranks and layer numbers.
 
 With a distributed optimizer each rank updates its own shard and gathers the others': in step(), or, with overlap_param_gather,
-during the next forward. In the latter case this module makes the DDP wrapper gather before the parameters are read."""
+during the next forward. In the latter case this module makes the DDP wrapper gather before the parameters are read; or, given the
+optimizer, each rank supplies the ranges that it has updated itself, and nothing is gathered."""
 from __future__ import annotations
 
 from ._fsdp import add_buffers
 from ._held import Held, Source
 
 
-def megatron(chunks) -> Source:
+def megatron(chunks, optimizer=None, *, master: bool = False) -> Source:
     """A Megatron-core GPTModel, or the list of this rank's model chunks (virtual pipeline stages), wrapped or not:
-    dense Llama, Qwen2, Qwen3 and Qwen3-MoE with tensor, pipeline and expert parallelism. Unsupported layers are refused by
-    name. The publisher needs ``hf_config``. With overlap_param_gather pass the DistributedDataParallel object: its parameters
-    are gathered at each offload, which is then a collective call."""
-    return Megatron(list(chunks) if isinstance(chunks, (list, tuple)) else [chunks])
+    Llama, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Gemma 2 and 3, Mixtral, Nemotron-H, DeepSeek-V2 and V3 (R1, Moonlight), Kimi-K2, MiMo
+    GLM-4 without experts (glm4) and GLM-4.5 to 4.7 (glm4_moe), of the local spec and of Transformer Engine's, with tensor, pipeline, expert and expert-tensor parallelism. config.json's
+    model_type says which; what is not known of it is refused by name. The publisher needs ``hf_config``. With overlap_param_gather pass
+    the DistributedDataParallel object: its parameters are gathered at each offload, which is then a collective call.
+
+    optimizer: what get_megatron_optimizer returned, with use_distributed_optimizer. Each rank then writes the range of each parameter
+    that its shard of the optimizer has just updated: no collective call, overlapped or not, and the ranks share the work evenly.
+    Frozen parameters and buffers are read from the model. master: the optimizer's fp32 masters instead of the model's values, rounded
+    to the file's dtype in the copy; the only right source where the model keeps its weights in FP8 (``fp8_param``)."""
+    chunks = list(chunks) if isinstance(chunks, (list, tuple)) else [chunks]
+    if optimizer is None:
+        if master:
+            raise ValueError("master=True takes the masters of a distributed optimizer: wsync.megatron(chunks, optimizer=..., master=True)")
+        return Megatron(chunks)
+    return MegatronRanges(chunks, optimizer, master)
 
 
+_GROUPED = "GroupedTensor"  # Transformer Engine's class of all experts' weights in one buffer
 _SHARDED = ("FullyShardedDataParallel", "TorchFullyShardedDataParallel", "MegatronFSDP")
 _GATHER_HOOK = "DistributedDataParallel._make_forward_pre_hook."
 
 
-def _unwrap(model) -> tuple:
-    """The model without wrappers, and the DDP wrappers that gather parameters during the next forward."""
+_QUANTISED = ("_scale_inv", "_rowwise_scale_inv")
+_STORED = ("fp8_param", "fp4_param")
+
+
+def _unwrap(model, copied: bool = True) -> tuple:
+    """The model without wrappers, and the DDP wrappers that gather parameters during the next forward. copied: the parameters' own
+    values are read."""
     late = []
     while hasattr(model, "module"):
         if type(model).__name__ in _SHARDED:
             raise NotImplementedError(f"the Megatron model is in a {type(model).__name__}, whose layout is not known here: use DistributedDataParallel")
         config = getattr(model, "ddp_config", None)
         if getattr(config, "use_distributed_optimizer", False) and getattr(config, "overlap_param_gather", False):
-            if getattr(config, "reuse_grad_buf_for_mxfp8_param_ag", False):
-                raise NotImplementedError("the Megatron model has reuse_grad_buf_for_mxfp8_param_ag: between steps its parameters are gathered nowhere")
+            if copied and getattr(config, "reuse_grad_buf_for_mxfp8_param_ag", False):
+                raise NotImplementedError("the Megatron model has reuse_grad_buf_for_mxfp8_param_ag: between steps its parameters are gathered nowhere; "
+                                          "give the optimizer's masters: wsync.megatron(chunks, optimizer=..., master=True)")
             late.append(model)
         model = model.module
     return model, late
@@ -47,26 +66,45 @@ def _gather(ddp) -> None:
 class Megatron(Source):
     kind = "megatron"
 
-    def __init__(self, chunks: list) -> None:
-        unwrapped = [_unwrap(chunk) for chunk in chunks]
+    def __init__(self, chunks: list, copied: bool = True) -> None:
+        unwrapped = [_unwrap(chunk, copied) for chunk in chunks]
         self._chunks = [model for model, _ in unwrapped]
         self._gathering_ddps = [ddp for _, late in unwrapped for ddp in late]
         self._bare_chunks = [model for model, late in unwrapped if not late]
 
     def held(self) -> Held:
-        self._refuse_unknown_gathers()
-        for ddp in self._gathering_ddps:
-            _gather(ddp)
+        self._gather()
         held = Held()
         for chunk in self._chunks:
             layers = {}
-            for i, layer in enumerate(chunk.decoder.layers):
-                for name, _ in (*layer.named_parameters(prefix=f"decoder.layers.{i}"), *layer.named_buffers(prefix=f"decoder.layers.{i}")):
-                    layers[name] = layer.layer_number
+            for block in ("decoder", "mtp"):  # of a layer of mtp its own number, not that of the layer within
+                for i, layer in enumerate(getattr(getattr(chunk, block, None), "layers", ())):
+                    at = f"{block}.layers.{i}"
+                    for name, _ in (*layer.named_parameters(prefix=at), *layer.named_buffers(prefix=at)):
+                        layers[name] = layer.layer_number
             for name, p in chunk.named_parameters():
-                held.add(name, p, layers.get(name, 0))
-            add_buffers(chunk, held, layers)
+                if self.takes(name) and not self._is_copy(chunk, name):
+                    self._add(held, name, p, layers.get(name, 0))
+            add_buffers(chunk, held, layers, self.takes)
         return held
+
+    def _is_copy(self, chunk, name: str) -> bool:
+        """A tensor that another rank has, in ranges that are not these."""
+        return False
+
+    def _gather(self) -> None:
+        self._refuse_unknown_gathers()
+        for ddp in self._gathering_ddps:
+            _gather(ddp)
+
+    def _add(self, held: Held, name: str, p, layer: int) -> None:
+        if any(hasattr(p, a) for a in _QUANTISED):
+            raise NotImplementedError(f"{name} is a {type(p).__name__}, kept in FP8 or FP4 with scales of its own: give the distributed optimizer's masters, "
+                                      "wsync.megatron(chunks, optimizer=..., master=True), or train without fp8_param")
+        if any(c.__name__ == _GROUPED for c in type(p).__mro__):
+            raise NotImplementedError(f"{name} is a {type(p).__name__}, all experts' weights in one buffer, whose layout is not known here: "
+                                      "train without moe_single_grouped_weight")
+        held.add(name, p, layer)
 
     def _refuse_unknown_gathers(self) -> None:
         """Refuses a chunk passed without its DDP wrapper if that wrapper gathers late, which its forward hooks show."""
@@ -88,3 +126,73 @@ class Megatron(Source):
         features = [name for name, value in vars(config).items() if value]
         tied = any(getattr(c, "share_embeddings_and_output_weights", False) for c in self._chunks)
         return {"groups": groups, "features": features, "tied": tied}
+
+
+class MegatronRanges(Megatron):
+    """Of each parameter the range that this rank's shard of the distributed optimizer updates. It is of the flattened local tensor."""
+
+    def __init__(self, chunks: list, optimizer, master: bool) -> None:
+        super().__init__(chunks, copied=not master)
+        self._master = master
+        self._optimizers = getattr(optimizer, "chained_optimizers", [optimizer])
+        for o in self._optimizers:
+            if not (getattr(o, "is_stub_optimizer", False) or hasattr(o, "model_param_gbuf_map")):
+                raise TypeError(f"the optimizer is, or has, a {type(o).__name__}, which has no ranges of parameters: they are a DistributedOptimizer's "
+                                "(use_distributed_optimizer=True); leave optimizer= out")
+
+    def _gather(self) -> None:
+        """Nothing: step() has written the ranges into the parameters."""
+
+    def _is_copy(self, chunk, name: str) -> bool:
+        """The embedding of a later stage, for multi-token prediction: its buffers, and so the ranges, are other than the first stage's."""
+        return name == "embedding.word_embeddings.weight" and not getattr(chunk, "pre_process", True)
+
+    def _add(self, held: Held, name: str, p, layer: int) -> None:
+        if not p.requires_grad:
+            super()._add(held, name, p, layer)
+            return
+        owned = self._range(p)
+        if owned is None:
+            if not self._has(p):
+                raise ValueError(f"{name} is trained, and the optimizer does not have it: give that of this model, all of it (with chained_optimizers), "
+                                 "made after requires_grad was set")
+            return  # other ranks of its data-parallel group have the range
+        start, end = owned
+        if self._master and (main := self._main(name, p)) is not None:
+            source = main
+        elif any(hasattr(p, a) for a in _QUANTISED):
+            super()._add(held, name, p, layer)  # refuses it
+            return
+        elif p.is_contiguous():
+            if p.untyped_storage().nbytes() == 0:
+                raise RuntimeError(f"{name} has no memory now: its framework has taken it away; let it bring it back before the offload")
+            source = p.detach().view(-1).narrow(0, start, end - start)
+        else:
+            raise ValueError(f"{name} is not contiguous in memory, and the optimizer's ranges are those of a flattened tensor")
+        if source.numel() != end - start:
+            raise ValueError(f"{name}: the optimizer's master has {source.numel()} elements, and its range {end - start}: is it of this model?")
+        held.add_flat(name, p.shape, source, start=start, count=end - start, layer=layer)
+
+    def _has(self, p) -> bool:
+        """Is it in the optimizer's buffers, whichever rank's the range is?"""
+        return any(p in buffer.param_index_map for o in self._optimizers for buffer in getattr(o, "buffers", ()))
+
+    def _range(self, p) -> tuple[int, int] | None:
+        for o in self._optimizers:
+            if not getattr(o, "is_stub_optimizer", False) and p in o.model_param_gbuf_map:
+                found = o._get_model_param_range_map(p)["param"]
+                return found.start, found.end
+        return None
+
+    def _main(self, name: str, p):
+        """The fp32 master of the range; None: the parameter is one itself."""
+        main = getattr(p, "main_param", None)
+        if main is None and str(p.dtype) != "torch.float32":
+            raise NotImplementedError(f"{name} has no main_param: the optimizer keeps its masters to itself (use_precision_aware_optimizer); leave master=True out")
+        return main
+
+    def options(self) -> dict:
+        found = super().options()
+        if self._master:
+            found["features"] = [f for f in found["features"] if f not in _STORED]
+        return found

@@ -107,7 +107,7 @@ class Publisher:
             pub.wait_loaded(step, timeout=120)    # optional: until the engines serve it
 
     model: the name below the mounts, ``/wsync/<model>``. source: ``wsync.fsdp(...)``, ``wsync.deepspeed(...)``,
-    ``wsync.megatron(...)``, ``wsync.tensors({...})``, or a mapping of names to tensors.
+    ``wsync.megatron(...)``, ``wsync.peft(...)``, ``wsync.tensors({...})``, or a mapping of names to tensors.
     hf_config: the folder of the Hugging Face model: its config.json gives the file's dtype and, for Megatron, the
     sizes; its small files (config, tokenizer) are published with each version (``sidecars`` names another folder).
     base: a checkpoint folder, read on all ranks: it supplies tensors that no rank holds (``frozen``), and the dtype of the
@@ -155,7 +155,14 @@ class Publisher:
         config = ffi.new("wsync_config *")
         config.struct_size = ffi.sizeof("wsync_config")
         config.agent, config.model, config.run = keep(self._agent), keep(model), keep(run)
-        config.base, config.sidecars = keep(base), keep(sidecars if sidecars is not None else _folder_of(hf_config))
+        files = self._source.files()
+        if files and base is not None:
+            raise ValueError(f"{self._label}: an adapter has no base=: a version of it holds its own tensors only")
+        if sidecars is None and not files:
+            sidecars = _folder_of(hf_config)
+        config.base, config.sidecars = keep(base), keep(sidecars)
+        given = [{"name": keep(name), "data": keep.array("char[]", data), "bytes": len(data)} for name, data in files.items()]
+        config.files, config.n_files = keep.array("wsync_sidecar[]", given), len(given)
         config.rank, config.world_size, config.new_run = self.rank, self.world_size, bool(new_run)
         config.shard_bytes, config.max_slots = shard_bytes, max_slots
         if (threads is not None and threads < 1) or max_slots < 0 or shard_bytes < 0 or not timeout > 0:
@@ -250,8 +257,9 @@ class Publisher:
     def _extract(self, held) -> None:
         keep, options, more = Strings(), ffi.new("wsync_extract_options *"), self._source.options()
         options.struct_size = ffi.sizeof("wsync_extract_options")
+        options.held_size, options.fusion_size = ffi.sizeof("wsync_held"), ffi.sizeof("wsync_fusion")
         options.kind, options.hf_config, options.base = keep(self._source.kind), keep(self._hf_config), keep(self._base)
-        options.dtype, options.tied = keep(self._dtype), bool(more.get("tied"))
+        options.dtype, options.tied, options.adapter = keep(self._dtype), bool(more.get("tied")), keep(more.get("adapter"))
         fusions, renames, features = more.get("fusions", ()), more.get("renames", ()), more.get("features", ())
         options.n_fusions, options.n_renames, options.n_features = len(fusions), len(renames), len(features)
         options.fusions = keep.array("wsync_fusion[]", len(fusions))

@@ -8,9 +8,13 @@ SGLang's requests stay the same: POST /update_weights_from_disk, which a mount's
 
 The plug-in also clears SGLang's cache of image embeddings at a flush and after a load. SGLang itself does not, so that images it has
 seen would keep the embeddings of the old weights. /server_info reports this: internal_states[].wsync.
+
+SGLang's load from disk feeds the target's files to its draft model, too. That is right if both were started on one checkpoint (MTP). A
+draft model that was started on another one is left alone by the plug-in: it stays as it was started.
 Importing this module does not import SGLang."""
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -23,10 +27,13 @@ __all__ = ["register"]
 log = logging.getLogger("sglang.wsync")
 TARGET = "sglang.srt.model_loader.loader.DefaultModelLoader._get_weights_iterator"
 FLUSH = "sglang.srt.managers.scheduler.Scheduler.flush_cache"
+UPDATE = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_disk"
 STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 EMBEDDINGS = ("sglang.srt.managers.mm_schedule", "sglang.srt.managers.mm_utils")  # `embedding_cache` is in one of them, depending on the release
 # The names that were loaded last, by model configuration (a draft model has its own) and prefix. A shared version must have all of them.
 _loaded_names: "WeakKeyDictionary[Any, dict[str, frozenset[str]]]" = WeakKeyDictionary()
+# The path that each model was started on, by model configuration, the target's first.
+_start_paths: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
 
 
 def register() -> None:
@@ -39,6 +46,7 @@ def register() -> None:
     HookRegistry.register(TARGET, weights_iterator, HookType.AROUND)
     HookRegistry.register(FLUSH, after_flush, HookType.AFTER)
     HookRegistry.register(STATE, add_internal_state, HookType.AFTER)
+    HookRegistry.register(UPDATE, update_from_disk, HookType.AROUND)
 
 
 def after_flush(done: Any, *_: Any, **__: Any) -> None:
@@ -59,11 +67,32 @@ def add_internal_state(said: Any, *_: Any, **__: Any) -> None:
     """Hook after SGLang's get_internal_state, which /server_info shows."""
     state = getattr(said, "internal_state", None)
     if isinstance(state, dict):
-        state["wsync"] = {"forgets_embeddings": True}
+        state["wsync"] = {"forgets_embeddings": True, "freezes_draft": freezes_draft()}
+
+
+def freezes_draft() -> bool:
+    """Whether this release has what update_from_disk stands around, as seen in a scheduler."""
+    module, cls, method = UPDATE.rsplit(".", 2)
+    return hasattr(getattr(sys.modules.get(module), cls, None), method)
+
+
+def update_from_disk(original: Callable[..., tuple[bool, str]], updater: Any, *args: Any, **kwargs: Any) -> tuple[bool, str]:
+    """Hook around the load from disk of one model, of the target and then of a draft model. Nothing of a draft model with files of its own is
+    touched: its layers would be processed anew, also without tensors."""
+    config = updater.model_config
+    if not getattr(config, "is_draft_model", False):
+        return original(updater, *args, **kwargs)
+    own, targets = _start_paths.get(config), [path for c, path in _start_paths.items() if not getattr(c, "is_draft_model", False)]
+    if own is None or not targets:
+        return False, "wsync does not know which checkpoint the draft model was started on, so it loads none into it"
+    return original(updater, *args, **kwargs) if own in targets else (True, "The draft model has files of its own and was left as it is.")
 
 
 def weights_iterator(original: Callable[..., Iterator[tuple[str, Any]]], loader: Any, source: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
     """Hook around SGLang's iterator: yields (name, tensor) of a source, from the GPUs if possible."""
+    config = getattr(source, "model_config", None)
+    with contextlib.suppress(TypeError):  # none, or one that is not hashable
+        _start_paths.setdefault(config, source.model_or_path)
     weights = _open_shared(source)
     return _record_names(source, original(loader, source, *args, **kwargs) if weights is None else _pairs(source.prefix, weights))
 

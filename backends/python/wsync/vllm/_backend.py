@@ -12,7 +12,8 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from ..engines._torch_group import Group
 from ..read._strategy import parse
 from ._broadcast import ReceivedVersion, join
-from ._loader import Refused, get_loader
+from ._int8 import keep_scales
+from ._loader import Draft, Loader, Refused, get_loader
 from ._path import version_path
 
 BROADCAST = "broadcast"
@@ -58,17 +59,27 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
     """update_weights loads the complete version, while no request runs. start and finish change nothing, so an update that is refused,
-    or never finished, leaves a model that can serve."""
+    or never finished, leaves a model that can serve. In a session that vLLM began for its draft model, the version is that model's."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
-    supports_draft_weight_update = False
+    supports_draft_weight_update = True
 
     def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any):
         super().__init__(config, vllm_config, device, model)
         self._root: Optional[str] = None
         self._group: Optional[Group] = None
-        self._loader = get_loader(model, vllm_config)
+        keep_scales(vllm_config)
+        self._target, self._config = model, vllm_config
+        self._target_loader = get_loader(model, vllm_config)
+
+    @property
+    def _loader(self) -> Loader:
+        """Of the model that this session is about: vLLM sets self.model and self.model_config for it, and resets them at its end."""
+        model = getattr(self, "model", self._target)  # releases without draft sessions do not keep it
+        if model is self._target:
+            return self._target_loader
+        return get_loader(model, self._config, draft=Draft(self.model_config, self._target))
 
     def parse_init_info(self, init_dict: dict[str, Any]) -> Any:
         """Does not parse: only one rank may raise, see Ranks."""
@@ -149,5 +160,6 @@ def _end_session(backend: Backend) -> None:
         worker = frame.f_locals.get("self")
         if worker is not None and getattr(worker, "__dict__", {}).get("weight_transfer_engine") is backend:
             worker._weight_update_active = False
+            getattr(backend, "reset_weight_update_target", lambda: None)()
             return
         frame = frame.f_back

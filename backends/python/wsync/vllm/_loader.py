@@ -78,10 +78,14 @@ def inspect_start(vllm_config: Any) -> Optional[Start]:
 
 
 class Loader:
-    """The loader of one model in one worker. Used by the worker's thread only."""
+    """The loader of one model in one worker. Used by the worker's thread only. draft: of a draft model, its own configuration, and the
+    target's model, some of whose modules the draft model may use as its own (embeddings, head): a load of the draft model leaves
+    those alone."""
 
-    def __init__(self, model: Any, vllm_config: Any, start: Optional[Start] = None):
+    def __init__(self, model: Any, vllm_config: Any, start: Optional[Start] = None, draft: Optional["Draft"] = None):
         self._model, self._config = model, vllm_config
+        self._model_config = draft.model_config if draft else vllm_config.model_config
+        self._shared = _shared_parameters(model, draft.target) if draft else frozenset()
         self.parallel_config = vllm_config.parallel_config
         self.ranks = Ranks(vllm_config.parallel_config)
         self._filled_parameters: Optional[set[str]] = None  # parameters that the first load filled
@@ -90,7 +94,7 @@ class Loader:
         self._served: Optional[Served] = None
         self._current_tensor = ""  # name of the tensor being loaded
         self._check_partial = False  # the version may lack tensors: look for partly filled layers after the load
-        if start is not None and start.path == vllm_config.model_config.model:
+        if start is not None and start.path == self._model_config.model:
             self._path, self._served = start.path, start.served
         self._served_version()
 
@@ -98,11 +102,11 @@ class Loader:
     def _served_version(self) -> Optional[Served]:
         """The served version: loaded here, at vLLM's start, or by vLLM's own reload. None if its files are unknown, for example after a
         start with dummy weights."""
-        path = self._config.model_config.model
+        path = self._model_config.model
         if path != self._path and not (self._path and _load_in_progress(self._model)):  # vLLM sets the path even if its reload fails
             self._path, self._served = path, None
             try:
-                with open(_folder(path, self._config), "torch") as weights:
+                with open(_folder(path, self._model_config, self._config.load_config), "torch") as weights:
                     self._served = Served(weights)
             except (OSError, ValueError, ImportError) as e:
                 log.warning("the layout that is served cannot be read: %s; the next version is checked only after it was loaded", e)
@@ -204,7 +208,7 @@ class Loader:
             raise ValueError(f"it has nothing for {len(lacking)} of the model's parameters: {summary(lacking)}")
         if self._check_partial and (partial := _partly_filled_layers(self._model)):
             raise ValueError(f"it has only a part of {len(partial)} of the model's layers: {summary(partial)}")
-        layerwise.finalize_layerwise_reload(self._model, self._config.model_config)
+        layerwise.finalize_layerwise_reload(self._model, self._model_config)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # before the files are closed
         if self._filled_parameters is None and loaded is not None:
@@ -213,19 +217,21 @@ class Loader:
     def _pairs(self, weights: Source) -> Iterator[tuple[str, Any]]:
         """Yields (name, tensor): views of mapped files, of which a rank reads only the bytes that its part of the model needs, or of GPU
         memory."""
+        shared = tuple("." + _end(name) for name in self._shared)
         for name in weights:
             self._current_tensor = name
-            yield name, weights[name]
+            if not f".{name}".endswith(shared):
+                yield name, weights[name]
         self._current_tensor = ""
 
     def _needed(self) -> set[str]:
         """The parameters that a version must fill."""
-        if self._config.model_config.quantization is None or not self._served:
-            return needed_parameters(self._model, bool(self._config.lora_config))
+        if self._model_config.quantization is None or not self._served:
+            return needed_parameters(self._model, bool(self._config.lora_config)) - self._shared
         return self._filled_parameters or set()  # only the loader knows which parameters a quantization derives itself
 
     def _record_served(self, new: Served) -> None:
-        model_config = self._config.model_config
+        model_config = self._model_config
         self._served, self._broken = new, None
         if new.path is None:  # received over a group; there are no files
             self._path = model_config.model
@@ -261,13 +267,32 @@ def _message(e: Exception) -> str:
     return f"{type(e).__name__}: {e}" if str(e) else type(e).__name__
 
 
-def _folder(model: str, config: Any) -> str:
+def _folder(model: str, model_config: Any, load_config: Any) -> str:
     """The folder of a model's files: the model itself if it is a folder, else in the hub's cache."""
     if os.path.isdir(model):
         return model
     from huggingface_hub import snapshot_download
 
-    return snapshot_download(model, revision=config.model_config.revision, cache_dir=config.load_config.download_dir, local_files_only=True)
+    return snapshot_download(model, revision=model_config.revision, cache_dir=load_config.download_dir, local_files_only=True)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What the loader of a draft model has to know beside it."""
+
+    model_config: Any
+    target: Any
+
+
+def _shared_parameters(draft: Any, target: Any) -> frozenset[str]:
+    """The names in the draft model of parameters that are the target's own: what is written to them changes the target."""
+    of_target = {id(p) for p in target.parameters()}
+    return frozenset(name for name, p in draft.named_parameters(remove_duplicate=False) if id(p) in of_target)
+
+
+def _end(name: str) -> str:
+    """A parameter's name below its module ("lm_head.weight"): a checkpoint may name the modules above it otherwise."""
+    return ".".join(name.split(".")[-2:])
 
 
 def needed_parameters(model: Any, has_lora: bool = False) -> set[str]:
@@ -315,9 +340,10 @@ def _load_in_progress(model: Any) -> bool:
 _loaders: "WeakKeyDictionary[Any, Loader]" = WeakKeyDictionary()
 
 
-def get_loader(model: Any, vllm_config: Any, start: Optional[Start] = None) -> Loader:
-    """The model's loader, shared by the back end and the extension. start: the result of inspect_start, if it was called."""
+def get_loader(model: Any, vllm_config: Any, start: Optional[Start] = None, draft: Optional[Draft] = None) -> Loader:
+    """The model's loader, shared by the back end and the extension. start: the result of inspect_start, if it was called. draft: if it is
+    a draft model."""
     found = _loaders.get(model)
     if found is None:
-        found = _loaders[model] = Loader(model, vllm_config, start)
+        found = _loaders[model] = Loader(model, vllm_config, start, draft)
     return found

@@ -279,7 +279,7 @@ static void end(struct ws_agent *a)
 }
 
 static const struct ws_api_route routes[] = {
-    WS_API_ROUTE_BODY("POST", "/v1/{model}/{version}/broadcast", READ, WS_MAX_PLACE_BYTES), {0}};
+    WS_API_ROUTE_BODY("POST", "/v1/{model}/{version}/broadcast", REPORT, WS_MAX_PLACE_BYTES), {0}};
 
 const struct ws_agent_feature ws_feature_broadcast = {
     .agent_bytes = sizeof(struct ws_sender),

@@ -1,18 +1,24 @@
 /* Feature list: which features the agent has. The hooks of one kind are called in this order. Of the routes the
  * order matters: the group forwards to the primary what only the primary can answer. A broadcast is not such a
- * request, and so comes before it; what mounts report is, and comes after it. What operators remove may be a model
- * that has no version, which the fleet would refuse. */
+ * request, nor are trees of mounts and leases by ucx, and so they come before it; what mounts report is, and comes
+ * after it. What operators remove may be a model that has no version, which the fleet would refuse. What the agent
+ * before this one knew comes first: others start with it. */
 #ifndef WS_TRAINER_AGENT_CORE_FEATURE_LIST_H
 #define WS_TRAINER_AGENT_CORE_FEATURE_LIST_H
 
 #define WS_AGENT_FEATURES(_)                                                                                 \
+    _(saved)                                                                                                 \
     _(delta)                                                                                                 \
     _(sign)                                                                                                  \
     _(archive)                                                                                               \
+    _(restore)                                                                                               \
+    _(derive)                                                                                                \
     _(audit)                                                                                                 \
     _(gpu)                                                                                                   \
     _(astraflow)                                                                                             \
+    _(ucx)                                                                                                   \
     _(broadcast)                                                                                             \
+    _(topology)                                                                                              \
     _(group)                                                                                                 \
     _(admin)                                                                                                 \
     _(fleet)

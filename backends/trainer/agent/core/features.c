@@ -73,6 +73,13 @@ void ws_features_free(const struct ws_agent *a, struct ws_agent_model *m)
     free_states(m->feature_state);
 }
 
+void ws_features_sealed(struct ws_agent *a)
+{
+    for (const struct ws_agent_feature *const *f = a->features; *f; f++)
+        if ((*f)->sealed)
+            (*f)->sealed(a);
+}
+
 bool ws_features_written(const struct ws_agent *a, struct ws_agent_model *m, const struct ws_slot *s)
 {
     bool announced = false;

@@ -23,7 +23,7 @@ struct ws_rank_call {
     struct ws_agent *a;
     struct ws_ipc_peer *peer;
     struct ws_session *session;
-    const json_t *body;
+    json_t *body; /* may be emptied */
     const int *fds_in;
     size_t n_in;
     json_t **reply;
@@ -59,6 +59,9 @@ struct ws_agent_feature {
     void (*end)(struct ws_agent *a);
     void (*free)(struct ws_agent_model *m);
 
+    /* Not under lock: a version is hashed, in a slot that is still HASHING; it may be announced next. */
+    void (*sealed)(struct ws_agent *a);
+
     /* --- what happens to versions and ranks; under lock --- */
     /* The version on its way is complete in this slot. true: it was announced before. */
     bool (*written)(struct ws_agent_model *m, const struct ws_slot *s);
@@ -83,7 +86,8 @@ struct ws_agent_feature {
     int (*want)(struct ws_agent *a, struct ws_agent_model *m, uint64_t version, const char *lineage,
                 struct ws_error *err);
     /* The signature of a version (base NULL), or of the delta that leads to it: *text, malloc'ed. -ENOENT: there is
-     * none; -EAGAIN: it is being made, `changed` says when it is there; -ESTALE: it was given up; -ENOMEM. */
+     * none; -EAGAIN: it is being made, `changed` says when it is there; -ESTALE: it was given up; -ENOMEM. Under
+     * lock, which it leaves meanwhile when it returns 0 or -ENOMEM. */
     int (*signature)(struct ws_agent *a, struct ws_agent_model *m, const struct ws_version_id *target,
                      const struct ws_version_id *base, char **text);
     /* A rank has left the model. */
@@ -118,6 +122,7 @@ WS_MUST_USE int ws_features_serve(struct ws_agent *a, struct ws_error *err);
 void ws_features_stop(struct ws_agent *a);
 void ws_features_end(struct ws_agent *a);
 void ws_features_free(const struct ws_agent *a, struct ws_agent_model *m);
+void ws_features_sealed(struct ws_agent *a);
 bool ws_features_written(const struct ws_agent *a, struct ws_agent_model *m, const struct ws_slot *s);
 void ws_features_filled(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s);
 void ws_features_published(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s);

@@ -135,6 +135,8 @@ void ws_agent_model_publish(struct ws_agent *a, struct ws_agent_model *m)
     }
     ws_rank_deltas_free(s->rank_deltas); /* no delta is made of them any more */
     s->rank_deltas = NULL;
+    ws_view_records_free(s->view_records);
+    s->view_records = NULL;
     ws_log(WS_LOG_INFO, "agent", "published model=%s version=%" PRIu64 " run=%s bytes=%" PRIu64 " digest=%s",
            owner->name, s->version, s->lineage, s->manifest->total_bytes, s->manifest->digest);
     ws_journal_version(m, "publish", owner->name, s->version, NULL);

@@ -26,6 +26,10 @@ void ws_session_end(struct ws_agent *a, struct ws_session *c, const char *how)
         ws_agent_model_record_why(m, why);
     if (m && m->writing && c->committed == m->writing)
         m->n_ended++;
+    if (m) {
+        m->n_told -= c->placed_hash != 0;
+        m->n_stale -= c->stale;
+    }
     c->writing = false;
     c->committed = NULL;
     c->placed = c->stale = false;
@@ -118,6 +122,13 @@ int ws_session_check_version(const struct ws_agent_model *m, uint64_t version, c
             "version %" PRIu64 " of %s is not higher than the newest, %" PRIu64
             " (run %s); a trainer that resumes from an older step opens a new lineage (new_run, --new-run)",
             version, m->name, m->newest, m->lineage);
+    if (strcmp(lineage, m->reserved.lineage) == 0 && version <= m->reserved.version)
+        return ws_error_set(err, EEXIST,
+                            "version %" PRIu64
+                            " of %s was being announced when the agent before this one ended, "
+                            "and a mount may have it: go on with a number above %" PRIu64
+                            ", or open a new lineage (new_run, --new-run)",
+                            version, m->name, m->reserved.version);
     return 0;
 }
 

@@ -230,6 +230,8 @@ void ws_slot_clear(struct ws_slot *s)
     s->manifest = NULL;
     ws_rank_deltas_free(s->rank_deltas);
     s->rank_deltas = NULL;
+    ws_view_records_free(s->view_records);
+    s->view_records = NULL;
     free(s->json);
     s->json = NULL;
     s->json_bytes = 0;

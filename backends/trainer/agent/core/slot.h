@@ -15,6 +15,7 @@
 #ifndef WS_TRAINER_AGENT_CORE_SLOT_H
 #define WS_TRAINER_AGENT_CORE_SLOT_H
 #include "backends/trainer/agent/core/rank_deltas.h"
+#include "backends/trainer/agent/core/view_records.h"
 #include "backends/trainer/tensor/placement.h"
 #include "transports/base/workers.h"
 #include "transports/format/manifest.h"
@@ -59,6 +60,7 @@ struct ws_slot {
     struct ws_manifest *manifest;       /* SERVED and RETIRED; while WRITING it collects the ranks' hashes */
     unsigned char **hashed;             /* a byte a block: its hash is in the manifest */
     struct ws_rank_deltas *rank_deltas; /* from the ranks' commits */
+    struct ws_view_records *view_records; /* from the derivation of a view's version */
     char *json;
     size_t json_bytes;
     struct ws_slot_lease *leases;

@@ -3,6 +3,8 @@
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/core/sessions.h"
 #include "transports/base/clock.h"
+#include "transports/base/log.h"
+#include "transports/base/name.h"
 #include "transports/memory/available.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -80,7 +82,7 @@ bool ws_slots_ids_contain(const json_t *slots, const json_t *slot)
 
 bool ws_slots_session_maps_stale(const struct ws_session *c)
 {
-    json_t *all = c->mapped_slots && c->model ? ws_slots_reusable_ids(c->model) : NULL;
+    json_t *all = c && c->mapped_slots && c->model ? ws_slots_reusable_ids(c->model) : NULL;
     bool others = false;
     for (size_t i = 0; all && !others && i < json_array_size(c->mapped_slots); i++)
         others = !ws_slots_ids_contain(all, json_array_get(c->mapped_slots, i));
@@ -147,6 +149,9 @@ static void describe_holders(const struct ws_agent *a, uint64_t left, struct lis
 {
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
         describe_slots(a, m, out);
+    if (a->restoring_bytes > 0)
+        add(out, "; %" PRIu64 " bytes are for what is being read back out of the archive",
+            a->restoring_bytes);
     if (left == 0)
         return;
     add(out, "; %" PRIu64 " bytes of versions that are gone are still held by readers of them", left);
@@ -196,14 +201,129 @@ int ws_slots_check_budget(const struct ws_agent *a, uint64_t bytes, struct ws_er
         bytes, text, used, who.text);
 }
 
-/* As ws_slots_check_budget, after other ranks have unmapped slots that will not be written again: the replies
+/* Takes the slot from its readers: it is not listed any more, leases are revoked, no process maps it. */
+static int retire(struct ws_agent *a, struct ws_slot *s)
+{
+    uint64_t deadline = ws_clock_ns() + REVOKE_NS;
+    bool was_served = s->state == WS_SLOT_SERVED;
+    s->state = WS_SLOT_RETIRED;
+    ws_slot_revoke(s);
+    if (was_served) {
+        pthread_mutex_unlock(&a->lock);
+        ws_agent_announce(a);
+        pthread_mutex_lock(&a->lock);
+    }
+    while (s->n_leases > 0)
+        if (!ws_agent_wait(a, deadline))
+            break;
+    if (s->n_leases > 0 || ws_slot_idle(s) == -EBUSY)
+        return -EBUSY; /* stays retired: it is tried again by the next version */
+    ws_slot_clear(s);
+    s->state = WS_SLOT_WRITING;
+    return 0;
+}
+
+/* A slot of a view that can be taken from its readers, the oldest first and the newest version's last. Not of one that is
+ * being made: its slots are the deriver's. */
+static struct ws_slot *find_slot_of_view(const struct ws_agent *a, struct ws_agent_model **of)
+{
+    struct ws_slot *best = NULL;
+    bool newest = false;
+    for (struct ws_agent_model *m = a->models; m; m = m->next) {
+        if (m->preparing || !ws_name_is_view(m->name, NULL, NULL))
+            continue;
+        for (unsigned i = 0; i < m->n_slots; i++) {
+            struct ws_slot *s = m->slots[i];
+            const bool is_newest = ws_slots_is_newest(m, s);
+            if (!is_available(s) || (best && is_newest > newest) ||
+                (best && is_newest == newest && created_ns(s) >= created_ns(best)))
+                continue;
+            best = s;
+            newest = is_newest;
+            *of = m;
+        }
+    }
+    return best;
+}
+
+/* A slot in work ends by itself: the deriver's, the finisher's, or one that is read back out of an archive. */
+static bool is_view_being_made(const struct ws_agent *a)
+{
+    for (const struct ws_agent_model *m = a->models; m; m = m->next) {
+        if (!ws_name_is_view(m->name, NULL, NULL))
+            continue;
+        bool works = m->preparing;
+        for (unsigned i = 0; i < m->n_slots; i++)
+            works = works || m->slots[i]->state == WS_SLOT_WRITING || m->slots[i]->state == WS_SLOT_HASHING;
+        if (works)
+            return true;
+    }
+    return false;
+}
+
+/* Takes a slot from a view, for a model that ranks publish. False: none could be taken. */
+static bool take_from_view(struct ws_agent *a, const struct ws_agent_model *m, const struct ws_session *c,
+                           uint64_t deadline_ns)
+{
+    struct ws_agent_model *view = NULL;
+    struct ws_slot *s = find_slot_of_view(a, &view);
+    if (!s)
+        return is_view_being_made(a) &&
+               (c ? ws_session_wait(a, c, deadline_ns) : ws_agent_wait(a, deadline_ns));
+    const uint64_t version = s->version;
+    view->preparing =
+        true; /* the lock is left meanwhile: the deriver, and who removes the model, stay away */
+    const int rc = retire(a, s);
+    if (rc == 0) {
+        a->slot_bytes -= s->total_bytes;
+        pthread_mutex_unlock(&a->lock); /* giving gigabytes back takes a while */
+        ws_slot_empty(s);
+        pthread_mutex_lock(&a->lock);
+    }
+    view->preparing = false;
+    pthread_cond_broadcast(&a->changed);
+    if (rc < 0)
+        return false;
+    unsigned i = 0;
+    while (view->slots[i] != s)
+        i++;
+    view->slots[i] = view->slots[--view->n_slots];
+    ws_slot_free(s);
+    ws_log(WS_LOG_INFO, "agent", "view's slot taken model=%s version=%" PRIu64 " for=%s", view->name, version,
+           m->name);
+    return true;
+}
+
+/* What is read back of the model becomes a slot like others, or its memory is free again. False: nothing is, or the time is
+ * over. */
+static bool wait_for_restored(struct ws_agent *a, const struct ws_agent_model *m, const struct ws_session *c,
+                              uint64_t deadline_ns)
+{
+    return strcmp(a->restoring, m->slot_owner->name) == 0 &&
+           (c ? ws_session_wait(a, c, deadline_ns) : ws_agent_wait(a, deadline_ns));
+}
+
+/* As ws_slots_check_budget, after views have given slots up: what ranks publish comes before them. */
+static int check_budget_before_views(struct ws_agent *a, const struct ws_agent_model *m,
+                                     const struct ws_session *c, uint64_t bytes, uint64_t deadline_ns,
+                                     struct ws_error *err)
+{
+    int rc;
+    do
+        rc = ws_slots_check_budget(a, bytes, err);
+    while (rc < 0 && !ws_name_is_view(m->name, NULL, NULL) &&
+           (take_from_view(a, m, c, deadline_ns) || wait_for_restored(a, m, c, deadline_ns)));
+    return rc;
+}
+
+/* As check_budget_before_views, after other ranks have unmapped slots that will not be written again: the replies
  * to their begin request it. The rank of this session is asked by its own reply. */
 static int wait_for_memory(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
                            uint64_t bytes, uint64_t deadline_ns, struct ws_error *err)
 {
     int rc;
-    while ((rc = ws_slots_check_budget(a, bytes, err)) < 0 && !ws_slots_session_maps_stale(c) &&
-           another_maps_stale(m, c)) {
+    while ((rc = check_budget_before_views(a, m, c, bytes, deadline_ns, err)) < 0 &&
+           !ws_slots_session_maps_stale(c) && another_maps_stale(m, c)) {
         if (!m->wants_memory)
             pthread_cond_broadcast(&a->changed);
         m->wants_memory = true;
@@ -219,8 +339,11 @@ static int add_slot(struct ws_agent *a, struct ws_agent_model *m, const struct w
 {
     struct ws_agent_model *owner = m->slot_owner;
     const uint64_t bytes = ws_agent_model_local_placement(m)->total_bytes;
+    const unsigned before = owner->n_slots;
     int rc = owner->n_slots < NORMAL_SLOTS ? wait_for_memory(a, m, c, bytes, deadline_ns, err)
                                            : ws_slots_check_budget(a, bytes, err);
+    if (owner->n_slots != before)
+        return -EAGAIN; /* one was read back while this waited */
     if (rc < 0)
         return rc;
     *out = calloc(1, sizeof(**out));
@@ -255,28 +378,6 @@ static int refuse_busy(struct ws_agent_model *m, const struct ws_error *full, st
                         m->name, text, remedy, m->max_slots);
 }
 
-/* Takes the slot from its readers: it is not listed any more, leases are revoked, no process maps it. */
-static int retire(struct ws_agent *a, struct ws_slot *s)
-{
-    uint64_t deadline = ws_clock_ns() + REVOKE_NS;
-    bool was_served = s->state == WS_SLOT_SERVED;
-    s->state = WS_SLOT_RETIRED;
-    ws_slot_revoke(s);
-    if (was_served) {
-        pthread_mutex_unlock(&a->lock);
-        ws_agent_announce(a);
-        pthread_mutex_lock(&a->lock);
-    }
-    while (s->n_leases > 0)
-        if (!ws_agent_wait(a, deadline))
-            break;
-    if (s->n_leases > 0 || ws_slot_idle(s) == -EBUSY)
-        return -EBUSY; /* stays retired: it is tried again by the next version */
-    ws_slot_clear(s);
-    s->state = WS_SLOT_WRITING;
-    return 0;
-}
-
 int ws_slots_acquire(struct ws_agent *a, struct ws_agent_model *group, const struct ws_session *c,
                      struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err)
 {
@@ -290,6 +391,8 @@ int ws_slots_acquire(struct ws_agent *a, struct ws_agent_model *group, const str
         struct ws_error full = {0};
         if (!s && m->n_slots < m->max_slots) {
             int rc = add_slot(a, group, c, &s, deadline_ns, &full);
+            if (rc == -EAGAIN)
+                continue;
             if (rc < 0 && m->n_slots < NORMAL_SLOTS)
                 return ws_error_set(err, -rc, "%s", full.text);
             if (rc < 0)
@@ -305,7 +408,7 @@ int ws_slots_acquire(struct ws_agent *a, struct ws_agent_model *group, const str
             return 0;
         }
         uint64_t step = ws_clock_ns() + STEP_NS;
-        if (step > deadline_ns || ws_ipc_peer_is_gone(c->peer))
+        if (step > deadline_ns || (c && ws_ipc_peer_is_gone(c->peer)))
             return refuse_busy(m, &full, err);
         (void)ws_agent_wait(a, step);
         if (atomic_load(&a->stop))

@@ -4,7 +4,8 @@
 #define WS_TRAINER_AGENT_CORE_SLOTS_H
 #include "backends/trainer/agent/core/state.h"
 
-/* A slot for the next version of the group's model, which a rank of it begins. Releases the lock meanwhile. */
+/* A slot for the next version of the group's model, which a rank of it begins; here and below, c is NULL where the agent
+ * itself fills it, for a model without ranks. Releases the lock meanwhile. */
 WS_MUST_USE int ws_slots_acquire(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
                                  struct ws_slot **out, uint64_t deadline_ns, struct ws_error *err);
 /* Makes the memory of an acquired slot fit, within what the agent may use; changes: ranks only write what

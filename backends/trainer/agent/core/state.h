@@ -18,6 +18,7 @@
 
 struct ws_agent_model;
 struct ws_group;
+struct ws_release;
 struct ws_agent_feature;
 
 /* A connection to the unix socket, of a rank or of a reader of what ranks share on GPUs. */
@@ -48,7 +49,12 @@ struct ws_agent_model {
     char lineage[WS_LINEAGE_CHARS + 1]; /* the live one; empty before the first version */
     uint64_t newest;                    /* published in it; 0: none */
     bool has_published;                 /* something, in any lineage */
-    bool logged_copies;                 /* that readers on this host get copies of some versions */
+    /* An agent before this one was about to announce it, and may have: no other bytes get its number. */
+    struct ws_version_id reserved;
+    /* Of a view: what was announced last, or was about to be, and its digest: no other bytes get its number. */
+    struct ws_version_id derived;
+    char derived_digest[33];
+    bool logged_copies; /* that readers on this host get copies of some versions */
     struct ws_slot *slots[WS_MAX_SLOTS];
     unsigned n_slots, max_slots;
     /* the group of ranks */
@@ -61,6 +67,7 @@ struct ws_agent_model {
     /* The model whose slots its ranks write: itself or its part; NULL: not known yet. */
     struct ws_agent_model *slot_owner;
     unsigned n_local;              /* ranks of this node in the placement */
+    unsigned n_told, n_stale;      /* ranks that were sent places; ... and have to register again */
     struct ws_group *group;        /* group/group.h; NULL: no other agent is known */
     bool spans_nodes;              /* other nodes have ranks in it, or may have */
     char why[WS_ERROR_TEXT];       /* the last version was abandoned */
@@ -99,8 +106,11 @@ struct ws_agent {
     pthread_cond_t changed; /* anything that the lock guards */
     /* guarded by lock */
     struct ws_agent_model *models;
+    struct ws_release *releases; /* over them, newest first (agent/mounts/releases.h) */
     uint64_t last_ticket;
     uint64_t slot_bytes;
+    uint64_t restoring_bytes;           /* of them, for what is being read back out of an archive */
+    char restoring[WS_MAX_NAME + 1];    /* ... of that model; empty: nothing is */
     void *feature_state[WS_N_FEATURES]; /* the pointers change before and after all threads only */
 };
 

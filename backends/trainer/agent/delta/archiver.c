@@ -1,4 +1,4 @@
-/* Archiver: writes what is published to the archive, from a thread of its own: every N-th version whole, an
+/* Archiver: writes what is published to the archive, in a folder or a bucket, from a thread of its own: every N-th version whole, an
  * anchor, and deltas between, each as soon as it is made.
  *
  * An anchor is read out of its slot block by block, under a lease that its revocation ends at once, whatever
@@ -6,6 +6,7 @@
  * removed, and the next version becomes the anchor. The same follows where a delta was given up, and where the
  * disk refuses anything. A version that was to be an anchor and was not still comes as a delta, where that is
  * made and its base is in the archive. */
+#include "backends/trainer/agent/delta/archiver.h"
 #include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/delta/encoder.h"
 #include "transports/base/clock.h"
@@ -21,6 +22,7 @@
 #define DEFAULT_EVERY 10
 #define DEFAULT_KEEP  3
 #define LOOK_NS       (100 * WS_MS_NS) /* whether a version that waits for its signature is given up */
+#define END_S         5 /* that an end waits for the store: what is cut then, the next start's recovery sees to */
 
 /* One version to be written. */
 struct job {
@@ -39,7 +41,9 @@ struct job {
 /* The agent's. Guarded by its lock once the thread runs. */
 struct archiver {
     pthread_t thread;
+    bool runs, has_ended;           /* the thread */
     struct ws_archive *archive;     /* NULL: nothing is archived */
+    atomic_bool own_cut, *cut;      /* ends all calls of the store: its start's flag, or an own one */
     STAILQ_HEAD(jobs, job) waiting; /* first come first */
     struct job *current;            /* the thread's; NULL: none */
 };
@@ -130,6 +134,18 @@ static void add_whole(struct ws_agent *a, struct ws_agent_model *m, struct ws_sl
     st->anchor_due = !j || !j->lease;
 }
 
+void ws_archiver_restored(struct ws_agent_model *m, const struct ws_version_id *version,
+                          const struct ws_version_id *anchor, unsigned depth)
+{
+    struct progress *st = progress_of(m);
+    if (st->last_published.lineage[0])
+        return; /* the trainer was quicker */
+    st->last_published = *version;
+    st->anchor = *anchor;
+    st->n_since_anchor = depth;
+    st->newest = version->version;
+}
+
 static void published(struct ws_agent *a, struct ws_agent_model *ranks, struct ws_slot *s)
 {
     struct ws_agent_model *m = ranks->slot_owner;
@@ -175,8 +191,7 @@ static void encoded(struct ws_agent *a, struct ws_agent_model *m, struct ws_delt
     ws_log(WS_LOG_INFO, "agent",
            "not archived model=%s version=%" PRIu64 ": %s; the next version is written whole", m->name,
            target->manifest->version,
-           f.state == WS_DELTA_WHOLE ? "the archive's disk is slower than the trainer"
-                                     : "there is no delta to it");
+           f.state == WS_DELTA_WHOLE ? "the archive is slower than the trainer" : "there is no delta to it");
 }
 
 /* --- writing; not under lock --- */
@@ -308,6 +323,19 @@ static void *archiver_main(void *arg)
         archive(a, j);
         pthread_mutex_lock(&a->lock);
     }
+    for (struct job *j; (j = STAILQ_FIRST(&ar->waiting));) {
+        STAILQ_REMOVE_HEAD(&ar->waiting, entry);
+        ws_log(WS_LOG_INFO, "agent", "not archived model=%s version=%" PRIu64 ": the agent is stopping",
+               j->model->name, j->manifest->version);
+        free_job(j);
+    }
+    struct ws_archive *archive = ar->archive;
+    ar->archive = NULL; /* what is published from now on is not archived */
+    pthread_mutex_unlock(&a->lock);
+    ws_archive_close(archive); /* gives it back, which the store has to answer */
+    pthread_mutex_lock(&a->lock);
+    ar->has_ended = true;
+    pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
     return NULL;
 }
@@ -325,7 +353,15 @@ static int start(struct ws_agent *a, struct ws_error *err)
         a->options.archive_every = DEFAULT_EVERY;
     if (a->options.archive_keep == 0)
         a->options.archive_keep = DEFAULT_KEEP;
-    int rc = ws_archive_open(&archive, a->options.archive, err);
+    struct ws_agent_start *start = a->options.start;
+    ar->cut = start ? &start->stop : &ar->own_cut;
+    const struct ws_archive_store_options options = {.insecure = a->options.archive_insecure,
+                                                     .stop = ar->cut};
+    if (start)
+        atomic_store(&start->waits_for, a->options.archive);
+    int rc = ws_archive_open(&archive, a->options.archive, &options, err);
+    if (start)
+        atomic_store(&start->waits_for, NULL);
     if (rc < 0)
         return rc;
     ar->archive = archive;
@@ -334,31 +370,29 @@ static int start(struct ws_agent *a, struct ws_error *err)
         ar->archive = NULL;
         return ws_error_set(err, EAGAIN, "cannot start the archive's thread");
     }
+    ar->runs = true;
     return 0;
 }
 
 static void stop(struct ws_agent *a)
 {
     struct archiver *ar = archiver_of(a);
-    if (!ar->archive)
+    if (!ar->runs)
         return;
     pthread_mutex_lock(&a->lock);
     if (ar->current)
         atomic_store(&ar->current->stop, true);
     pthread_cond_broadcast(&a->changed);
+    const uint64_t end = ws_clock_ns() + END_S * 1000 * WS_MS_NS;
+    while (!ar->has_ended && ws_cond_wait_until(&a->changed, &a->lock, end) == 0)
+        ;
+    if (!ar->has_ended) {
+        ws_log(WS_LOG_WARN, "agent", "the archive %s has not answered for %d s: the agent ends without it",
+               a->options.archive, END_S);
+        atomic_store(ar->cut, true);
+    }
     pthread_mutex_unlock(&a->lock);
     pthread_join(ar->thread, NULL);
-    pthread_mutex_lock(&a->lock);
-    for (struct job *j; (j = STAILQ_FIRST(&ar->waiting));) {
-        STAILQ_REMOVE_HEAD(&ar->waiting, entry);
-        ws_log(WS_LOG_INFO, "agent", "not archived model=%s version=%" PRIu64 ": the agent is stopping",
-               j->model->name, j->manifest->version);
-        free_job(j);
-    }
-    struct ws_archive *archive = ar->archive;
-    ar->archive = NULL; /* what is published from now on is not archived */
-    pthread_mutex_unlock(&a->lock);
-    ws_archive_close(archive);
 }
 
 static void put_metrics(const struct ws_agent *a, FILE *f)

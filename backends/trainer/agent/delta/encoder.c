@@ -23,9 +23,10 @@ struct job {
     struct ws_agent_model *model;
     struct ws_delta *delta;
     struct ws_slot_lease *base, *target;
-    struct ws_rank_deltas *rank_deltas; /* what ranks found out themselves */
-    size_t n_from_ranks;                /* how many of its records were used */
-    uint64_t most_bytes;                /* beyond, the delta is given up */
+    struct ws_rank_deltas *rank_deltas;   /* what ranks found out themselves */
+    struct ws_view_records *view_records; /* what was found out while a view was made */
+    size_t n_from_ranks, n_from_view;     /* how many of their records were used */
+    uint64_t most_bytes;                  /* beyond, the delta is given up */
     int level;
     atomic_bool stop;
 };
@@ -43,6 +44,7 @@ struct deltas {
     struct ws_delta_set set;
     unsigned level; /* of compression, that was asked of the next delta */
     uint64_t n_made, n_given_up;
+    unsigned warned; /* bits by enum given_up: what the log has said of the model */
 };
 
 static struct encoder *encoder_of(const struct ws_agent *a)
@@ -101,26 +103,35 @@ static void free_job(struct job *e)
         ws_slot_lease_free(e->target);
     ws_delta_put(e->delta);
     ws_rank_deltas_free(e->rank_deltas);
+    ws_view_records_free(e->view_records);
     free(e);
 }
 
-/* Has the delta made that leads from the newest version to this one. */
+bool ws_encoder_terms(const struct ws_agent *a, const struct ws_agent_model *m, uint64_t version_bytes,
+                      int *level, uint64_t *most_bytes)
+{
+    const uint64_t room = ws_encoder_cache_limit(a);
+    *level = (int)deltas_of(m)->level;
+    *most_bytes = room < version_bytes / 2 ? room : version_bytes / 2;
+    return encoder_of(a)->workers && m->has_published;
+}
+
+/* Has the delta made that leads from the newest version to this one. What is compared already takes a moment only, and
+ * comes before what others wait for anyway. */
 static void enqueue(struct ws_agent *a, struct ws_agent_model *ranks, struct ws_slot *target)
 {
     struct ws_agent_model *m = ranks->slot_owner;
     struct ws_slot *base = m->has_published ? find_slot(m, m->newest, m->lineage) : NULL;
     struct encoder *enc = encoder_of(a);
     struct deltas *deltas = deltas_of(m);
-    struct job *e = enc->workers && base ? calloc(1, sizeof(*e)) : NULL;
+    struct job *e = base ? calloc(1, sizeof(*e)) : NULL;
     struct ws_delta_link link;
-    if (!e)
+    if (!e || !ws_encoder_terms(a, m, target->manifest->total_bytes, &e->level, &e->most_bytes)) {
+        free(e);
         return;
+    }
     link = link_between(base, target);
     e->model = m;
-    e->most_bytes = ws_encoder_cache_limit(a);
-    if (e->most_bytes > target->manifest->total_bytes / 2)
-        e->most_bytes = target->manifest->total_bytes / 2;
-    e->level = (int)deltas->level;
     deltas->level = 0; /* a reader that still wants it asks again */
     e->base = ws_slot_lease_new(base, "the delta to the next version", on_revoked, e);
     e->target = ws_slot_lease_new(target, "the delta to this version", on_revoked, e);
@@ -131,23 +142,41 @@ static void enqueue(struct ws_agent *a, struct ws_agent_model *ranks, struct ws_
     ws_delta_set_add(&deltas->set, ws_delta_get(e->delta));
     e->rank_deltas = target->rank_deltas;
     target->rank_deltas = NULL;
-    STAILQ_INSERT_TAIL(&enc->waiting, e, entry);
+    e->view_records = target->view_records;
+    target->view_records = NULL;
+    if (e->view_records)
+        STAILQ_INSERT_HEAD(&enc->waiting, e, entry);
+    else
+        STAILQ_INSERT_TAIL(&enc->waiting, e, entry);
 }
 
-/* Drops the oldest deltas of the model with the most bytes of them, until all fit. Under lock. */
+/* The model with the most bytes of deltas, of those with at least so many deltas; NULL: there is none. */
+static struct ws_agent_model *find_most(const struct ws_agent *a, size_t n_deltas)
+{
+    struct ws_agent_model *most = NULL;
+    uint64_t largest = 0;
+
+    for (struct ws_agent_model *m = a->models; m; m = m->next) {
+        const struct ws_delta_set *set = &deltas_of(m)->set;
+        if (set->n >= n_deltas && ws_delta_set_bytes(set) > largest) {
+            largest = ws_delta_set_bytes(set);
+            most = m;
+        }
+    }
+    return most;
+}
+
+/* Drops the oldest deltas until all fit, and a model's last one only when no model has another: mounts read it just
+ * now, and would pull the version whole. Under lock. */
 static void trim(struct ws_agent *a)
 {
     for (;;) {
-        struct ws_agent_model *most = NULL;
-        uint64_t total = 0, largest = 0;
-        for (struct ws_agent_model *m = a->models; m; m = m->next) {
-            uint64_t bytes = ws_delta_set_bytes(&deltas_of(m)->set);
-            total += bytes;
-            if (bytes > largest) {
-                largest = bytes;
-                most = m;
-            }
-        }
+        uint64_t total = 0;
+        for (const struct ws_agent_model *m = a->models; m; m = m->next)
+            total += ws_delta_set_bytes(&deltas_of(m)->set);
+        struct ws_agent_model *most = find_most(a, 2);
+        if (!most)
+            most = find_most(a, 1);
         if (total <= ws_encoder_cache_limit(a) || !most)
             return;
         ws_delta_set_drop_oldest(&deltas_of(most)->set);
@@ -173,32 +202,47 @@ static void make(struct job *e, struct ws_workers *workers)
     struct ws_delta_side from = delta_side(e->base, files), to = delta_side(e->target, files + base->n_files);
     e->n_from_ranks =
         ws_rank_deltas_add(e->rank_deltas, e->delta, base, target, e->level, e->most_bytes, workers);
+    e->n_from_view = ws_view_records_give(e->view_records, e->delta);
     ws_delta_encode(e->delta, &from, &to, e->level, e->most_bytes, workers, &e->stop);
     free(files);
 }
 
+enum given_up { SLOT_WANTED, TOO_LARGE, NO_ROOM, NO_MEMORY };
+
 /* Why a delta was given up. A step with large changes makes a delta that no cache would keep. One that only
- * this cache is too small for costs the mounts whole pulls, and the operator can help that. */
-static void log_given_up(const struct job *e, const struct ws_delta_stats *f)
+ * this cache is too small for costs the mounts whole pulls, and the operator can help that: it is told once of a model,
+ * and so is what every step has. */
+static void log_given_up(struct ws_agent *a, const struct job *e, const struct ws_delta_stats *f)
 {
+    static const struct {
+        enum ws_log_level level;
+        const char *text;
+    } reasons[] = {
+        [SLOT_WANTED] = {WS_LOG_INFO, "its slot was wanted for the next version"},
+        [TOO_LARGE] = {WS_LOG_INFO, "it would be half as large as the version or more"},
+        [NO_ROOM] = {WS_LOG_WARN, "it is larger than the room for deltas; mounts pull such versions whole; "
+                                  "--delta-cache=SIZE makes room"},
+        [NO_MEMORY] = {WS_LOG_WARN,
+                       "there was no memory for it; mounts pull such versions whole; a smaller --memory=SIZE "
+                       "leaves some"},
+    };
     const struct ws_delta_link *l = ws_delta_link(e->delta);
     const uint64_t version_bytes = e->target->base.manifest->total_bytes;
-    const char *why = "there was no memory for it; mounts pull this version whole";
-    enum ws_log_level level = WS_LOG_WARN;
-    if (atomic_load(&e->stop)) {
-        why = "its slot was wanted for the next version";
-        level = WS_LOG_INFO;
-    } else if (f->bytes > e->most_bytes && e->most_bytes == version_bytes / 2) {
-        why = "it would be half as large as the version or more";
-        level = WS_LOG_INFO;
-    } else if (f->bytes > e->most_bytes) {
-        why = "it is larger than the room for deltas; mounts pull this version whole; --delta-cache=SIZE "
-              "makes room";
-    }
-    ws_log(level, "agent",
+    const bool over = f->bytes > e->most_bytes;
+    const enum given_up why = atomic_load(&e->stop)                        ? SLOT_WANTED
+                              : over && e->most_bytes == version_bytes / 2 ? TOO_LARGE
+                              : over                                       ? NO_ROOM
+                                                                           : NO_MEMORY;
+    struct deltas *deltas = deltas_of(e->model);
+    pthread_mutex_lock(&a->lock);
+    const bool said = deltas->warned & 1U << why;
+    deltas->warned |= 1U << why;
+    pthread_mutex_unlock(&a->lock);
+    ws_log(said ? WS_LOG_DEBUG : reasons[why].level, "agent",
            "no delta model=%s base=%" PRIu64 " version=%" PRIu64 " bytes=%" PRIu64 " version_bytes=%" PRIu64
            " room=%" PRIu64 ": %s",
-           e->model->name, l->base.version, l->target.version, f->bytes, version_bytes, e->most_bytes, why);
+           e->model->name, l->base.version, l->target.version, f->bytes, version_bytes, e->most_bytes,
+           reasons[why].text);
 }
 
 static void encode(struct ws_agent *a, struct job *e)
@@ -209,15 +253,15 @@ static void encode(struct ws_agent *a, struct job *e)
     make(e, encoder_of(a)->workers);
     ws_delta_stats(e->delta, &f);
     if (f.state != WS_DELTA_WHOLE)
-        log_given_up(e, &f);
+        log_given_up(a, e, &f);
     else
         ws_features_delta_made(a, e->model, e->delta, &e->base->base, &e->target->base);
     if (f.state == WS_DELTA_WHOLE)
         ws_log(WS_LOG_INFO, "agent",
                "delta whole model=%s base=%" PRIu64 " version=%" PRIu64 " bytes=%" PRIu64 " changed=%" PRIu64
-               " seconds=%.3f from_ranks=%zu",
+               " seconds=%.3f from_ranks=%zu from_view=%zu",
                e->model->name, l->base.version, l->target.version, f.bytes, f.n_changed,
-               (double)(ws_clock_ns() - began) / 1e9, e->n_from_ranks);
+               (double)(ws_clock_ns() - began) / 1e9, e->n_from_ranks, e->n_from_view);
     pthread_mutex_lock(&a->lock);
     struct deltas *deltas = deltas_of(e->model);
     *(f.state == WS_DELTA_WHOLE ? &deltas->n_made : &deltas->n_given_up) += 1;

@@ -5,6 +5,10 @@
 
 /* How many bytes of deltas may be kept now, of all models. Under lock. */
 uint64_t ws_encoder_cache_limit(const struct ws_agent *a);
+/* Is a delta from the model's newest version to a next one of so many bytes to be made? level: of ws_delta_record_make, by
+ * what readers asked; most_bytes: beyond, it is given up. Under lock. */
+bool ws_encoder_terms(const struct ws_agent *a, const struct ws_agent_model *m, uint64_t version_bytes,
+                      int *level, uint64_t *most_bytes);
 /* The deltas that lead to a version of this model: transports/delta/listing.h. New reference. Under lock. */
 json_t *ws_encoder_chain_json(const struct ws_agent_model *m, const struct ws_version_id *target);
 /* The catalog's deltas and delta; not under lock. */

@@ -159,11 +159,20 @@ void ws_fleet_reset_reports(struct ws_fleet *f, const struct ws_version_id *to, 
     }
 }
 
-void ws_fleet_commit(struct ws_fleet *f, uint64_t release, const struct ws_version_id *to)
+uint64_t ws_fleet_newest_release(const struct ws_fleet *f, struct ws_version_id *to, bool *quarantines)
+{
+    const bool decided = f->decided > f->release;
+    *quarantines = decided ? f->decided_quarantines : f->quarantines;
+    *to = decided ? f->decided_to : f->released;
+    return decided ? f->decided : f->release;
+}
+
+void ws_fleet_commit(struct ws_fleet *f, uint64_t release, const struct ws_version_id *to, bool quarantines)
 {
     bool again = !f->release || ws_version_id_equal(&f->released, to);
     f->release = release;
     f->released = *to;
+    f->quarantines = quarantines;
     for (struct ws_fleet_mount *m = f->mounts; m; m = m->next)
         m->in_transition = m->follows && (m->in_transition || !again || !ws_version_id_equal(&m->loaded, to));
 }
@@ -217,10 +226,17 @@ void ws_fleet_record_loaded(const struct ws_fleet *f, struct ws_fleet_mount *m,
 }
 
 void ws_fleet_record_failed(const struct ws_fleet *f, struct ws_fleet_mount *m,
-                            const struct ws_version_id *to, const char *why)
+                            const struct ws_version_id *to, uint64_t release, const char *why)
 {
+    if (release && release < m->failed_release && ws_version_id_equal(&m->failed, to))
+        return;
     m->failed = *to;
+    m->failed_release = release;
     snprintf(m->error, sizeof(m->error), "%s", why);
+    if (release && release != f->release)
+        return; /* of what is current it says nothing */
+    if (f->quarantines && ws_version_id_equal(&f->released, to))
+        m->quarantined_by = f->release;
     record_end(f, m, to);
 }
 
@@ -230,7 +246,7 @@ enum ws_fleet_progress ws_fleet_mount_progress(const struct ws_fleet *f, const s
 {
     if (m->lease_ns < now_ns)
         return WS_FLEET_SILENT;
-    if (ws_version_id_equal(&m->failed, to))
+    if (ws_version_id_equal(&m->failed, to) && (!m->failed_release || m->failed_release == release))
         return WS_FLEET_FAILED;
     if (f->release == release && ws_version_id_equal(&m->loaded, to) && !is_under_way(f, m))
         return WS_FLEET_LOADED;
@@ -290,12 +306,13 @@ json_t *ws_fleet_json(const struct ws_fleet *f, uint64_t now_ns)
 {
     json_t *all = json_array();
     for (const struct ws_fleet_mount *m = f->mounts; m; m = m->next) {
-        json_t *one = json_pack("{s:s,s:b,s:b,s:b,s:I,s:o,s:o,s:o,s:o,s:s}", "mount", m->mount_id, "silent",
-                                (int)(m->lease_ns < now_ns), "follows", (int)m->follows, "under_way",
-                                (int)is_under_way(f, m), "engines", (json_int_t)m->engines, "loaded",
-                                version_id_json(&m->loaded), "prepared", version_ids_json(m->prepared),
-                                "fetched", version_ids_json(m->fetched), "failed",
-                                version_id_json(&m->failed), "error", m->failed.lineage[0] ? m->error : "");
+        json_t *one =
+            json_pack("{s:s,s:b,s:b,s:b,s:I,s:I,s:o,s:o,s:o,s:o,s:s}", "mount", m->mount_id, "silent",
+                      (int)(m->lease_ns < now_ns), "follows", (int)m->follows, "under_way",
+                      (int)is_under_way(f, m), "engines", (json_int_t)m->engines, "serving",
+                      (json_int_t)m->serving, "loaded", version_id_json(&m->loaded), "prepared",
+                      version_ids_json(m->prepared), "fetched", version_ids_json(m->fetched), "failed",
+                      version_id_json(&m->failed), "error", m->failed.lineage[0] ? m->error : "");
         if (m->owner[0])
             json_object_set_new(one, "identity", json_string(m->owner));
         json_array_append_new(all, one);

@@ -27,17 +27,26 @@ struct ws_fleet_mount {
     bool names_release;                /* it names the release that it has finished: */
     uint64_t finished_release;         /* 0: none yet */
     bool in_transition;                /* it does not, and has not reported the released version yet */
-    uint64_t engines;
+    uint64_t engines, serving;         /* registered there; of them, those that serve `loaded` */
+    uint64_t quarantined_by;           /* the release that was committed without it; 0: none */
     struct ws_version_id loaded, failed;
     struct ws_version_id prepared[WS_FLEET_REPORTS], fetched[WS_FLEET_REPORTS]; /* the last ones, in turn */
     unsigned next_prepared, next_fetched;
     char error[WS_ERROR_TEXT]; /* of failed */
+    uint64_t failed_release;   /* of failed: which asked for it; 0: the mount did not say */
 };
 struct ws_fleet {
     struct ws_fleet_mount *mounts;
     unsigned n;
     uint64_t release; /* committed last; 0: none */
     struct ws_version_id released;
+    bool quarantines; /* a mount that does not serve it is to be kept from serving (release.h) */
+    /* The release that will be committed next: it is recorded first (agent/saved), so that a restarted agent knows
+     * of all that a mount may have acted on. decided: 0, or above `release`. */
+    uint64_t decided;
+    struct ws_version_id decided_to;
+    bool decided_quarantines;
+    uint64_t recording, recorded; /* releases up to this one are on their way to the state file / in it */
 };
 
 enum ws_fleet_progress {
@@ -68,8 +77,10 @@ void ws_fleet_expire(struct ws_fleet *f, uint64_t now_ns);
  * names; NULL: of all. */
 void ws_fleet_reset_reports(struct ws_fleet *f, const struct ws_version_id *to, const char *name);
 
+/* What a restarted agent has to know: the release that is decided, else the one that was committed last. 0: none. */
+uint64_t ws_fleet_newest_release(const struct ws_fleet *f, struct ws_version_id *to, bool *quarantines);
 /* That release is committed: mounts that follow are in transition until they have finished it. */
-void ws_fleet_commit(struct ws_fleet *f, uint64_t release, const struct ws_version_id *to);
+void ws_fleet_commit(struct ws_fleet *f, uint64_t release, const struct ws_version_id *to, bool quarantines);
 
 /* What the mount serves (NULL: nothing), and the release that it has finished (NULL: it does not name one). */
 void ws_fleet_record_presence(const struct ws_fleet *f, struct ws_fleet_mount *m,
@@ -80,8 +91,10 @@ void ws_fleet_record_fetched(
     const struct ws_version_id *to); /* for another mount: layouts are not compared */
 void ws_fleet_record_loaded(const struct ws_fleet *f, struct ws_fleet_mount *m,
                             const struct ws_version_id *to);
+/* The release that asked for it, or 0: the mount does not say (one before 0.2.0), and it counts for any. What an earlier
+ * release asked for may fail after a new one of the same version has begun. */
 void ws_fleet_record_failed(const struct ws_fleet *f, struct ws_fleet_mount *m,
-                            const struct ws_version_id *to, const char *why);
+                            const struct ws_version_id *to, uint64_t release, const char *why);
 /* How far the mount is with exactly that version, as that release asks for it. */
 enum ws_fleet_progress ws_fleet_mount_progress(const struct ws_fleet *f, const struct ws_fleet_mount *m,
                                                uint64_t release, const struct ws_version_id *to,

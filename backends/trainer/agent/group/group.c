@@ -114,10 +114,7 @@ uint64_t ws_group_places_hash(const struct ws_agent_model *m, const struct ws_re
 
 bool ws_group_must_register_again(const struct ws_agent_model *m)
 {
-    for (unsigned r = 0; r < m->world_size; r++)
-        if (m->ranks[r] && m->ranks[r]->placed_hash && (!m->placement || m->ranks[r]->stale))
-            return true;
-    return false;
+    return m->n_stale > 0 || (!m->placement && m->n_told > 0);
 }
 
 static bool is_missing(const struct ws_agent_model *m, unsigned r, bool writing)
@@ -226,12 +223,13 @@ int ws_group_place(struct ws_agent *a, struct ws_agent_model *m, struct ws_regis
     m->epoch++;
     ws_replicas_locate(&whole->replicas, regs, m->world_size, count > 1 ? node_of : NULL, index);
     ws_agent_audit_placed(m);
-    m->n_local = 0;
+    m->n_local = m->n_stale = 0;
     for (unsigned r = 0; r < m->world_size; r++)
         if (m->ranks[r]) {
             struct ws_session *c = m->ranks[r];
             c->placed = true;
             c->stale = c->placed_hash && c->placed_hash != ws_group_places_hash(m, c->registration);
+            m->n_stale += c->stale;
             m->n_local++;
         }
     if (!m->slot_owner)

@@ -7,7 +7,9 @@
  * gone.
  *
  * An epoch is a set of registrations from all ranks, and the placement that follows from them; each agent
- * computes it and the primary compares. A round is one try to write a version:
+ * computes it and the primary compares. The ranks of a data-parallel group register the same: to an agent that says
+ * "repeats" the primary tells that once, and of the other ranks the number of the first. All of thousands of ranks
+ * would be more than a message may have (WS_MAX_REPLY_BYTES). A round is one try to write a version:
  *
  *     OPEN   ranks write; each node reports when all of its own have committed
  *     HASH   all have committed the same version: each node hashes and seals its part

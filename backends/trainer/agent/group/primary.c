@@ -7,6 +7,7 @@
 #include "backends/trainer/agent/group/group.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -546,22 +547,42 @@ static void record_version(struct ws_agent *a, struct ws_agent_model *m, struct 
 
 /* --- replies to a node --- */
 
-static json_t *registrations_but(const struct ws_agent_model *m, const struct ws_group_node *n)
+static int by_id_and_rank(const void *x, const void *y)
 {
-    json_t *all = json_object();
-    for (unsigned r = 0; r < m->world_size; r++) {
+    const struct ws_registration *a = *(struct ws_registration *const *)x,
+                                 *b = *(struct ws_registration *const *)y;
+    for (size_t i = 0; i < 2; i++)
+        if (a->id[i] != b->id[i])
+            return a->id[i] < b->id[i] ? -1 : 1;
+    return a->rank < b->rank ? -1 : a->rank > b->rank;
+}
+
+/* Of all ranks that are not the node's. What a rank repeats is told once, where the node's agent understands that: of
+ * the others with the same there is the number of the first. NULL: no memory. */
+static json_t *registrations_but(const struct ws_agent_model *m, const struct ws_group_node *n, bool repeats)
+{
+    assert(m->world_size > 0); /* a placement was made */
+    const struct ws_registration **theirs = calloc(m->world_size, sizeof(*theirs)), *first = NULL;
+    json_t *all = theirs ? json_object() : NULL;
+    size_t n_theirs = 0;
+    for (unsigned r = 0; all && r < m->world_size; r++)
+        if (m->ranks[r] || m->group->remotes[r].node != n)
+            theirs[n_theirs++] = m->ranks[r] ? m->ranks[r]->registration : m->group->remotes[r].registration;
+    if (repeats && n_theirs > 1)
+        qsort(theirs, n_theirs, sizeof(theirs[0]), by_id_and_rank);
+    for (size_t i = 0; i < n_theirs; i++) {
+        const bool is_told = repeats && first && ws_registration_repeats(theirs[i], first);
         char key[16];
-        if (!m->ranks[r] && m->group->remotes[r].node == n)
-            continue;
-        snprintf(key, sizeof(key), "%u", r);
-        json_object_set_new(all, key,
-                            ws_registration_to_json(m->ranks[r] ? m->ranks[r]->registration
-                                                                : m->group->remotes[r].registration));
+        first = is_told ? first : theirs[i];
+        snprintf(key, sizeof(key), "%u", theirs[i]->rank);
+        json_object_set_new(
+            all, key, is_told ? json_integer((json_int_t)first->rank) : ws_registration_to_json(theirs[i]));
     }
+    free(theirs);
     return all;
 }
 
-static json_t *group_json(const struct ws_agent_model *m, const struct ws_group_node *n)
+static json_t *group_json(const struct ws_agent_model *m, const struct ws_group_node *n, bool repeats)
 {
     const struct ws_group *g = m->group;
     json_t *nodes = json_array(), *tickets = json_array();
@@ -576,11 +597,11 @@ static json_t *group_json(const struct ws_agent_model *m, const struct ws_group_
     return json_pack("{s:s,s:I,s:i,s:i,s:o,s:o,s:o,s:o}", "placement", m->placement->id, "shard_bytes",
                      (json_int_t)m->shard_bytes, "index", (int)index, "count", (int)g->count, "node_of",
                      nodes, "nodes", json_deep_copy(g->names), "tickets", tickets, "registrations",
-                     registrations_but(m, n));
+                     registrations_but(m, n, repeats));
 }
 
 static json_t *reply_json(const struct ws_agent *a, const struct ws_agent_model *m,
-                          const struct ws_group_node *n, json_t *need, json_t *refused)
+                          const struct ws_group_node *n, bool repeats, json_t *need, json_t *refused)
 {
     const struct ws_group *g = m->group;
     bool whole = ws_group_is_complete(a, m);
@@ -598,8 +619,25 @@ static json_t *reply_json(const struct ws_agent *a, const struct ws_agent_model 
                             json_pack("{s:I,s:s,s:I}", "version", (json_int_t)g->given_up.version, "run",
                                       g->given_up.lineage, "round", (json_int_t)g->given_up_round));
     if (whole && n->member && n->epoch != g->epoch)
-        json_object_set_new(o, "group", group_json(m, n));
+        json_object_set_new(o, "group", group_json(m, n, repeats));
     return o;
+}
+
+static int check_sender(const struct ws_agent *a, const char *model, const char *name, uint64_t id,
+                        struct ws_error *err)
+{
+    if (a->primary)
+        return ws_error_set(err, EINVAL, "this agent has a primary itself, %s: name that one",
+                            a->primary->url);
+    if (ws_name_is_view(model, NULL, NULL))
+        return ws_error_set(
+            err, EINVAL,
+            "'%.100s' is the name of a quantised view, which no rank publishes: no node has ranks "
+            "of it",
+            model);
+    if (!name || !*name || strlen(name) > WS_MOUNT_ID_CHARS || !id || !ws_name_is_model(model))
+        return ws_error_set(err, EINVAL, "a node's message has no id of its agent, or names no model");
+    return 0;
 }
 
 int ws_primary_node_route(struct ws_agent *a, const struct ws_api_request *q, const json_t *body,
@@ -607,22 +645,15 @@ int ws_primary_node_route(struct ws_agent *a, const struct ws_api_request *q, co
 {
     const char *name = json_string_value(json_object_get(body, "node"));
     const uint64_t id = ws_agent_number(body, "id", 0);
-    json_t *need = json_array(), *refused = json_array();
     bool announced = false;
-    if (a->primary)
-        ws_error_set(err, EINVAL, "this agent has a primary itself, %s: name that one", a->primary->url);
-    else if (!name || !*name || strlen(name) > WS_MOUNT_ID_CHARS || !id || !ws_name_is_model(q->model))
-        ws_error_set(err, EINVAL, "a node's message has no id of its agent, or names no model");
-    if ((a->primary || !name || !*name || strlen(name) > WS_MOUNT_ID_CHARS || !id ||
-         !ws_name_is_model(q->model))) {
-        json_decref(need);
-        json_decref(refused);
-        return -EINVAL;
-    }
+    int rc = check_sender(a, q->model, name, id, err);
+    if (rc < 0)
+        return rc;
+    json_t *need = json_array(), *refused = json_array();
     pthread_mutex_lock(&a->lock);
     struct ws_agent_model *m = claimed_model(a, q->model, body, err);
     struct ws_group_node *n = NULL;
-    int rc = m ? ws_group_make(m, err) : -err->code;
+    rc = m ? ws_group_make(m, err) : -err->code;
     if (rc == 0)
         rc = check_claims(m, body, err);
     if (rc == 0 && !(n = node_of(m->group, id, name, err)))
@@ -632,7 +663,7 @@ int ws_primary_node_route(struct ws_agent *a, const struct ws_api_request *q, co
         record_version(a, m, n, body); /* first: a rank may end once its node has committed */
         record_ranks(a, m, n, body, need, refused);
         announced = ws_primary_advance(a, m);
-        *reply = reply_json(a, m, n, need, refused);
+        *reply = reply_json(a, m, n, json_is_true(json_object_get(body, "repeats")), need, refused);
         n->heard_ns = ws_clock_ns();
         pthread_cond_broadcast(&a->changed);
     } else {

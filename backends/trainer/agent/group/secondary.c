@@ -45,11 +45,11 @@ static json_t *report_json(const struct ws_agent *a, struct ws_agent_model *m)
     for (unsigned r = 0; r < m->world_size; r++)
         if (m->ranks[r])
             json_array_append_new(ranks, json_pack("[i,I]", (int)r, (json_int_t)m->ranks[r]->ticket));
-    json_t *o = json_pack("{s:s,s:I,s:I,s:I,s:b,s:I,s:o,s:o,s:I,s:s}", "node", a->node_name, "id",
-                          (json_int_t)a->instance, "world_size", (json_int_t)m->world_size, "shard_bytes",
-                          (json_int_t)m->shard_bytes, "new_run", (int)g->opens_lineage, "epoch",
-                          (json_int_t)g->epoch, "ranks", ranks, "registrations", registrations_json(m),
-                          "gave_up", (json_int_t)g->gave_up, "why", g->why);
+    json_t *o = json_pack("{s:s,s:b,s:I,s:I,s:I,s:b,s:I,s:o,s:o,s:I,s:s}", "node", a->node_name, "repeats", 1,
+                          "id", (json_int_t)a->instance, "world_size", (json_int_t)m->world_size,
+                          "shard_bytes", (json_int_t)m->shard_bytes, "new_run", (int)g->opens_lineage,
+                          "epoch", (json_int_t)g->epoch, "ranks", ranks, "registrations",
+                          registrations_json(m), "gave_up", (json_int_t)g->gave_up, "why", g->why);
     if (o && g->requested_lineage[0])
         json_object_set_new(o, "run", json_string(g->requested_lineage));
     if (o && g->gave_up && g->gave_up == g->given_up_round)
@@ -163,6 +163,19 @@ static bool is_ours(const struct ws_agent_model *m, const json_t *tickets)
     return json_array_size(tickets) == m->n_registered;
 }
 
+/* What a rank of another node registered; NULL: it is not in the message. Of ranks that say the same the primary tells it
+ * once, and of the others the number of that one (report_json: repeats). */
+static const json_t *registration_of(const json_t *all, unsigned rank)
+{
+    const json_t *body = NULL;
+    char key[16];
+    for (int i = 0; i < 2 && (i == 0 || json_is_integer(body)); i++) {
+        snprintf(key, sizeof(key), "%u", i ? (unsigned)json_integer_value(body) : rank);
+        body = json_object_get(all, key);
+    }
+    return json_is_object(body) ? body : NULL;
+}
+
 /* Computes the placement from the registrations of all ranks, as the primary did, and compares. */
 static int place(struct ws_agent *a, struct ws_agent_model *m, const json_t *group,
                  struct ws_registration **regs, struct ws_registration **theirs, unsigned *node_of,
@@ -177,10 +190,8 @@ static int place(struct ws_agent *a, struct ws_agent_model *m, const json_t *gro
         return ws_error_set(err, EPROTO,
                             "the primary agent's placement is not understood: is it of another release?");
     for (unsigned r = 0; rc == 0 && r < m->world_size; r++) {
-        char key[16];
-        snprintf(key, sizeof(key), "%u", r);
         node_of[r] = (unsigned)json_integer_value(json_array_get(nodes, r));
-        const json_t *body = json_object_get(all, key);
+        const json_t *body = registration_of(all, r);
         if (node_of[r] >= count || !body != (m->ranks[r] != NULL) ||
             (node_of[r] == index) != (m->ranks[r] != NULL))
             return ws_error_set(err, EPROTO, "the primary agent has rank %u on another node than it is", r);

@@ -119,6 +119,12 @@ int ws_rank_register(struct ws_rank_call *q, struct ws_error *err)
     if (!name || !ws_name_is_model(name))
         return ws_error_set(err, EINVAL, "'%.100s' cannot be a model: %s", name ? name : "",
                             WS_MODEL_NAME_RULE);
+    if (ws_name_is_view(name, NULL, NULL))
+        return ws_error_set(
+            err, EINVAL,
+            "'%.100s' is the name of a quantised view, which no rank publishes: the agent makes "
+            "it out of the model (wsync agent --derive %.100s)",
+            name, name);
     if (world == 0 || world > WS_MAX_RANKS || rank >= world)
         return ws_error_set(err, EINVAL, "rank %" PRIu64 " of %" PRIu64 " makes no sense; at most %d ranks",
                             rank, world, WS_MAX_RANKS);
@@ -130,6 +136,9 @@ int ws_rank_register(struct ws_rank_call *q, struct ws_error *err)
         ws_registration_free(r);
         return rc;
     }
+    json_object_del(q->body,
+                    "params"); /* hundreds of bytes a piece, of which the registration has all by now */
+    json_object_del(q->body, "base");
     pthread_mutex_lock(&a->lock);
     ws_session_end(a, c, "registered anew");
     struct ws_agent_model *m = ws_agent_model_find_or_add(a, name);
@@ -148,13 +157,18 @@ int ws_rank_register(struct ws_rank_call *q, struct ws_error *err)
         m->max_slots = slots >= 2 && slots <= a->options.max_slots ? (unsigned)slots : a->options.max_slots;
         c->ticket = ++a->last_ticket;
         ws_group_joined(a, m, c);
-        pthread_cond_broadcast(&a->changed);
+        /* Of a group on this node alone nobody waits for a rank but the last one to come: thousands of ranks would wake
+         * each other thousands of times. */
+        if (m->group || m->n_registered + m->n_ended >= m->world_size)
+            pthread_cond_broadcast(&a->changed);
         rc = wait_for_placement(a, m, c, deadline, err);
     }
     if (rc == 0) {
         c->placed_hash = ws_group_places_hash(m, c->registration);
+        m->n_told++;
         *q->reply = placement_json(m, c);
-        pthread_cond_broadcast(&a->changed);
+        if (m->group)
+            pthread_cond_broadcast(&a->changed);
     } else {
         ws_session_end(a, c, "could not register");
     }

@@ -55,9 +55,16 @@
 
 /* --- begin --- */
 
+static int may_write(const struct ws_agent_model *m, uint64_t version, const char *lineage, bool on_demand,
+                     struct ws_error *err)
+{
+    return on_demand ? ws_gpu_on_demand_may_write(m, version, lineage, err)
+                     : ws_session_check_version(m, version, lineage, err);
+}
+
 /* The first rank's thread takes and prepares the slot; the others wait for it. Under lock. */
 static int prepare(struct ws_agent *a, const struct ws_session *c, uint64_t version, const char *lineage,
-                   bool changes, uint64_t deadline, struct ws_error *err)
+                   bool on_demand, bool changes, uint64_t deadline, struct ws_error *err)
 {
     struct ws_agent_model *m = c->model;
     struct ws_slot *s = NULL;
@@ -69,6 +76,8 @@ static int prepare(struct ws_agent *a, const struct ws_session *c, uint64_t vers
     if (rc == 0) {
         s->is_pinned = false;
         rc = ws_slots_prepare(a, m, c, s, changes, deadline, err);
+        if (rc == 0) /* what was read back out of the archive meanwhile may have the number */
+            rc = may_write(m, version, lineage, on_demand, err);
         if (rc == 0)
             rc = ws_slot_begin(s, ws_agent_model_local_placement(m), owner->name, version, lineage, err);
         if (rc < 0) {
@@ -173,8 +182,7 @@ static int wait_and_join(struct ws_agent *a, struct ws_session *c, uint64_t vers
     do {
         rc = wait_for_turn(a, c, version, deadline, err);
         if (rc == 0)
-            rc = on_demand ? ws_gpu_on_demand_may_write(m, version, lineage, err)
-                           : ws_session_check_version(m, version, lineage, err);
+            rc = may_write(m, version, lineage, on_demand, err);
         joins = rc == 0 && m->writing;
         if (joins)
             rc = join_version(a, c, version, lineage, err);
@@ -254,13 +262,14 @@ static int do_begin(struct ws_rank_call *q, struct ws_error *err)
         ws_group_refresh(a, m, deadline);
         rc = ws_session_check(c, err);
     }
+    const bool on_demand = json_is_true(json_object_get(body, "demanded"));
     if (rc == 0)
-        rc = wait_and_join(a, c, version, lineage, json_is_true(json_object_get(body, "demanded")), deadline,
-                           err);
+        rc = wait_and_join(a, c, version, lineage, on_demand, deadline, err);
     bool again = rc == -EAGAIN;
     bool first = rc == 0 && !m->writing;
     if (first)
-        rc = prepare(a, c, version, lineage, json_is_true(json_object_get(body, "changes")), deadline, err);
+        rc = prepare(a, c, version, lineage, on_demand, json_is_true(json_object_get(body, "changes")),
+                     deadline, err);
     again = again || (first && rc == -ENOMEM && ws_slots_session_maps_stale(c));
     if (again) {
         *q->reply = json_pack("{s:b,s:o}", "again", 1, "slots", ws_slots_reusable_ids(m));
@@ -419,8 +428,8 @@ static const struct ws_rank_route *find_route(const struct ws_agent *a, const ch
 }
 
 static int local_call(void *self, struct ws_ipc_peer *peer, const char *method, const char *path,
-                      const json_t *body, const int *fds_in, size_t n_fds_in, json_t **reply, int *fds,
-                      size_t max, size_t *n_fds, struct ws_error *err)
+                      json_t *body, const int *fds_in, size_t n_fds_in, json_t **reply, int *fds, size_t max,
+                      size_t *n_fds, struct ws_error *err)
 {
     struct ws_agent *a = self;
     struct ws_session *c = peer->state;

@@ -31,8 +31,9 @@ struct proof {
     TAILQ_ENTRY(proof) entry;
     struct ws_version_id target, base;
     enum proof_state state;
-    bool wanted;      /* somebody has asked for it */
-    unsigned n_users; /* the thread's: it is not freed */
+    bool wanted;   /* somebody has asked for it */
+    unsigned refs; /* the list's and its users' */
+    /* Once the state is SIGNED they do not change, and who has a reference reads them without the lock. */
     struct ws_tree *tree;
     struct ws_manifest *manifest; /* of the tree: says which leaves another version may take over */
     struct ws_delta_proof *delta;
@@ -82,12 +83,27 @@ static struct signing *signing_of(const struct ws_agent_model *m)
 
 /* --- the list of proofs; under lock --- */
 
-static void free_proof(struct proof *p)
+static struct proof *get(struct proof *p)
 {
+    if (p)
+        p->refs++;
+    return p;
+}
+
+static void put(struct proof *p)
+{
+    if (!p || --p->refs > 0)
+        return;
     ws_tree_free(p->tree);
     ws_manifest_free(p->manifest);
     ws_delta_proof_free(p->delta);
     free(p);
+}
+
+static void drop(struct signing *s, struct proof *p)
+{
+    TAILQ_REMOVE(&s->proofs, p, entry);
+    put(p);
 }
 
 static struct proof *find(const struct signing *s, const struct ws_version_id *target,
@@ -110,10 +126,8 @@ static void trim(struct signing *s)
     for (struct proof *p = TAILQ_FIRST(&s->proofs), *next; p; p = next) {
         next = TAILQ_NEXT(p, entry);
         const bool over = p->base.lineage[0] ? ++n_deltas > MOST_DELTAS : ++n_trees > MOST_TREES;
-        if (!over || p->n_users > 0)
-            continue;
-        TAILQ_REMOVE(&s->proofs, p, entry);
-        free_proof(p);
+        if (over)
+            drop(s, p);
     }
 }
 
@@ -125,10 +139,9 @@ static struct proof *add(struct signing *s, const struct ws_version_id *target,
 
     if (!made)
         return NULL;
-    if (p && p->n_users == 0) {
-        TAILQ_REMOVE(&s->proofs, p, entry);
-        free_proof(p);
-    }
+    if (p)
+        drop(s, p);
+    made->refs = 1;
     made->target = *target;
     if (base)
         made->base = *base;
@@ -157,6 +170,7 @@ static void free_job(struct job *j)
 {
     if (j->lease)
         ws_slot_lease_free(j->lease);
+    put(j->proof);
     free(j);
 }
 
@@ -173,12 +187,11 @@ static void filled(struct ws_agent *a, struct ws_agent_model *ranks, struct ws_s
     j->model = m;
     j->due_ns = ws_clock_ns() + QUIET_NS;
     j->lease = ws_slot_lease_new(slot, "its signature", on_revoked, j);
-    j->proof = j->lease ? add(signing_of(m), &id, NULL) : NULL;
+    j->proof = j->lease ? get(add(signing_of(m), &id, NULL)) : NULL;
     if (!j->proof) {
         free_job(j);
         return;
     }
-    j->proof->n_users++;
     STAILQ_INSERT_TAIL(&signer->waiting, j, entry);
     pthread_cond_broadcast(&a->changed);
 }
@@ -212,23 +225,13 @@ static void hash_block(void *arg, size_t block)
             ws_manifest_block_bytes(&lease->manifest->files[h->file], block), &h->job->stop, leaf);
 }
 
-static bool has_same_files(const struct ws_manifest *a, const struct ws_manifest *b)
-{
-    bool same = a->n_files == b->n_files;
-
-    for (size_t i = 0; same && i < a->n_files; i++)
-        same = a->files[i].size_bytes == b->files[i].size_bytes &&
-               strcmp(a->files[i].name, b->files[i].name) == 0;
-    return same;
-}
-
 /* The newest tree of a version with the same files. Under lock. */
 static struct proof *find_before(const struct signing *s, const struct ws_manifest *m)
 {
     struct proof *p;
 
     TAILQ_FOREACH(p, &s->proofs, entry)
-    if (p->state == SIGNED && p->tree && has_same_files(p->manifest, m))
+    if (p->state == SIGNED && p->tree && ws_manifest_has_same_files(p->manifest, m))
         return p;
     return NULL;
 }
@@ -262,14 +265,11 @@ static void sign_version(struct ws_agent *a, struct job *j, struct ws_workers *w
     const uint64_t began = ws_clock_ns();
 
     if (!j->lease) {
-        p->n_users--;
         p->state = GIVEN_UP;
         s->n_given_up++;
         return;
     }
-    before = find_before(s, j->lease->base.manifest);
-    if (before)
-        before->n_users++;
+    before = get(find_before(s, j->lease->base.manifest));
     pthread_mutex_unlock(&a->lock);
     struct ws_tree *tree = workers ? make_tree(a, j, before, workers) : NULL;
     if (tree && ws_manifest_copy(j->lease->base.manifest, &manifest) < 0) {
@@ -277,9 +277,7 @@ static void sign_version(struct ws_agent *a, struct job *j, struct ws_workers *w
         tree = NULL;
     }
     pthread_mutex_lock(&a->lock);
-    if (before)
-        before->n_users--;
-    p->n_users--;
+    put(before);
     p->tree = tree;
     p->manifest = manifest;
     p->state = tree ? SIGNED : GIVEN_UP;
@@ -379,7 +377,6 @@ static void stop(struct ws_agent *a)
     signer->runs = false;
     for (struct job *j; (j = STAILQ_FIRST(&signer->waiting));) {
         STAILQ_REMOVE_HEAD(&signer->waiting, entry);
-        j->proof->n_users--;
         j->proof->state = GIVEN_UP;
         free_job(j);
     }
@@ -390,10 +387,8 @@ static void free_proofs(struct ws_agent_model *m)
 {
     struct signing *s = signing_of(m);
 
-    for (struct proof *p; (p = TAILQ_FIRST(&s->proofs));) {
-        TAILQ_REMOVE(&s->proofs, p, entry);
-        free_proof(p);
-    }
+    for (struct proof *p; (p = TAILQ_FIRST(&s->proofs));)
+        drop(s, p);
 }
 
 /* --- what mounts ask --- */
@@ -413,9 +408,9 @@ static bool is_coming(struct ws_agent *a, const char *model, const struct ws_ver
     return comes;
 }
 
-/* -ENOENT: there is none / -EAGAIN: it is being made / -ESTALE: it was given up. Under lock. */
-static int proof_json(struct ws_agent *a, const struct signing *s, const struct ws_version_id *target,
-                      const struct ws_version_id *base, json_t **out)
+/* *out: a reference. -ENOENT: there is none / -EAGAIN: it is being made / -ESTALE: it was given up. Under lock. */
+static int find_signed(struct ws_agent *a, const struct signing *s, const struct ws_version_id *target,
+                       const struct ws_version_id *base, struct proof **out)
 {
     struct proof *p = find(s, target, base);
 
@@ -427,24 +422,36 @@ static int proof_json(struct ws_agent *a, const struct signing *s, const struct 
     }
     if (p->state != SIGNED)
         return p->state == PENDING ? -EAGAIN : -ESTALE;
-    *out = p->delta ? ws_delta_proof_to_json(p->delta) : ws_tree_to_json(p->tree);
-    return *out ? 0 : -ENOMEM;
+    *out = get(p);
+    return 0;
 }
 
+static json_t *proof_json(const struct proof *p)
+{
+    return p->delta ? ws_delta_proof_to_json(p->delta) : ws_tree_to_json(p->tree);
+}
+
+/* Leaves the lock meanwhile: of a large version's tree megabytes of text are made. */
 static int signature(struct ws_agent *a, struct ws_agent_model *m, const struct ws_version_id *target,
                      const struct ws_version_id *base, char **text)
 {
-    json_t *json = NULL;
-    int rc = a->options.sign_key ? proof_json(a, signing_of(m), target, base, &json) : -ENOENT;
+    struct proof *p;
+    int rc = a->options.sign_key ? find_signed(a, signing_of(m), target, base, &p) : -ENOENT;
 
-    if (rc == 0 && !(*text = json_dumps(json, JSON_COMPACT)))
-        rc = -ENOMEM;
+    if (rc < 0)
+        return rc;
+    pthread_mutex_unlock(&a->lock);
+    json_t *json = proof_json(p);
+    *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
     json_decref(json);
-    return rc;
+    pthread_mutex_lock(&a->lock);
+    put(p);
+    return *text ? 0 : -ENOMEM;
 }
 
-static int find_json(struct ws_agent *a, const char *model, struct ws_version_id *target,
-                     struct ws_version_id *base, json_t **reply)
+/* *out: a reference. Not under lock. */
+static int find_asked(struct ws_agent *a, const char *model, struct ws_version_id *target,
+                      struct ws_version_id *base, struct proof **out)
 {
     int rc = -ENOENT;
 
@@ -455,9 +462,24 @@ static int find_json(struct ws_agent *a, const char *model, struct ws_version_id
     if (base && !base->lineage[0])
         *base = ws_version_id_make(base->version, target->lineage);
     if (m)
-        rc = proof_json(a, signing_of(m), target, base, reply);
+        rc = find_signed(a, signing_of(m), target, base, out);
     pthread_mutex_unlock(&a->lock);
     return rc;
+}
+
+static int find_json(struct ws_agent *a, const char *model, struct ws_version_id *target,
+                     struct ws_version_id *base, json_t **reply)
+{
+    struct proof *p;
+    int rc = find_asked(a, model, target, base, &p);
+
+    if (rc < 0)
+        return rc;
+    *reply = proof_json(p);
+    pthread_mutex_lock(&a->lock);
+    put(p);
+    pthread_mutex_unlock(&a->lock);
+    return *reply ? 0 : -ENOMEM;
 }
 
 static int explain(int rc, const char *model, const struct ws_version_id *target, struct ws_error *err)

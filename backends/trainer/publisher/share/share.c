@@ -208,6 +208,12 @@ int ws_publisher_share_record(struct wsync_publisher *p, const wsync_param *a,
     *n = (struct ws_shared_piece){
         .registered = r, .data = a->data, .stream = a->stream, .data_dtype = r->tensor.dtype, .device = -1};
     int rc = ws_publisher_layout(a, r, &n->layout, err);
+    if (rc == 0 && ws_conversion_is_plus_1(n->layout.conversion))
+        rc = ws_error_set(
+            err, EOPNOTSUPP,
+            "the parameter %s becomes itself plus 1 in the copy, and cannot be shared on GPUs, where it "
+            "is as it is held: publish without config.share",
+            a->name);
     if (rc == 0 && n->layout.conversion != WS_SAME_TYPE)
         n->data_dtype = (enum ws_dtype)a->data_dtype;
     return rc;

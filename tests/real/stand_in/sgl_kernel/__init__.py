@@ -1,10 +1,13 @@
 """Stands in for SGLang's kernel package, which does not load without libcuda. Every name that is asked for
 exists, below every module name, and raises when it is called: with SGLANG_USE_CPU_ENGINE=1 SGLang imports the
-kernels and then computes with torch. Its server, scheduler and loader are the real ones."""
+kernels and then computes with torch. Its server, scheduler and loader are the real ones. Its adapters ask for pinned memory, which wants a
+driver: they get memory that is not pinned."""
 import importlib.abc
 import importlib.machinery
 import sys
 import types
+
+import torch
 
 __version__ = "0.4.10"
 
@@ -49,3 +52,16 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 sys.meta_path.insert(0, Finder())
 __getattr__ = names_of(__name__)
+
+
+def unpinned(make):
+    def make_unpinned(*args, pin_memory=False, **kw):
+        return make(*args, **kw)
+
+    return make_unpinned
+
+
+if not torch.cuda.is_available():
+    for name in ("tensor", "zeros", "ones", "empty", "full", "arange", "zeros_like", "empty_like"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor

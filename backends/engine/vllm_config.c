@@ -1,0 +1,87 @@
+/* What shapes this file:
+ * - /server_info?config_format=json has the whole configuration. The first call of a server takes seconds, because it
+ *   looks at its surroundings, too; an answer that does not come in time is none.
+ * - reload_weights is the target's alone: a draft model with weights of its own stays as it was started. Where the
+ *   configuration does not come, metrics tell that it speculates.
+ * - Whether an extension other than wsync's keeps INT8 scales cannot be told, so it does not. */
+#include "backends/engine/vllm_config.h"
+#include "backends/engine/call.h"
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#define EXTENSION "wsync.vllm.Extension"
+#define BACKEND   "wsync"
+
+static const json_t *member(const json_t *config, const char *part, const char *key)
+{
+    return json_object_get(json_object_get(config, part), key);
+}
+
+static bool is_text(const json_t *value, const char *text)
+{
+    const char *is = json_string_value(value);
+    return is && strcmp(is, text) == 0;
+}
+
+/* --- draft models and adapters --- */
+
+static void find_draft(const json_t *config, struct ws_engine_facts *facts)
+{
+    const char *method = json_string_value(member(config, "speculative_config", "method"));
+    if (!method || strncmp(method, "ngram", 5) == 0 || strcmp(method, "suffix") == 0)
+        return; /* no model, or one that looks at the text alone */
+    snprintf(facts->draft, sizeof(facts->draft), "unchanged");
+    facts->loads_draft = is_text(member(config, "weight_transfer_config", "backend"), BACKEND);
+}
+
+static void find_adapters(const json_t *config, struct ws_engine_facts *facts)
+{
+    const json_int_t rank = json_integer_value(member(config, "lora_config", "max_lora_rank"));
+    facts->max_adapter_rank = rank > 0 && rank < UINT_MAX ? (unsigned)rank : 0;
+}
+
+static void find_draft_by_metrics(const struct ws_engine_target *t, struct ws_engine_facts *facts)
+{
+    struct ws_http_reply reply;
+    if (ws_call_page(t, "/metrics", &reply, NULL))
+        return;
+    if (strstr(reply.text, "vllm:spec_decode_"))
+        snprintf(facts->draft, sizeof(facts->draft), "unknown");
+    ws_http_reply_release(&reply);
+}
+
+/* --- INT8 on a CPU --- */
+
+static bool may_be(const json_t *value, const char *text)
+{
+    return !value || is_text(value, text);
+}
+
+/* Which scheme a quantisation has it does not say: the version's own files do (int8.h). */
+static bool frees_int8_scales(const json_t *config)
+{
+    const bool keeps = is_text(member(config, "parallel_config", "worker_extension_cls"), EXTENSION) ||
+                       is_text(member(config, "weight_transfer_config", "backend"), BACKEND);
+    return !keeps && may_be(member(config, "device_config", "device"), "cpu") &&
+           may_be(member(config, "model_config", "quantization"), "compressed-tensors");
+}
+
+void ws_vllm_config_read(const struct ws_engine_target *t, struct ws_engine_facts *facts)
+{
+    struct ws_engine_target patient = *t;
+    struct ws_http_reply reply;
+    patient.short_ms = t->timeout_ms;
+    bool answered = ws_call_get(&patient, "/server_info?config_format=json", &reply, NULL) == 0;
+    const json_t *config = answered ? json_object_get(reply.json, "vllm_config") : NULL;
+    facts->frees_int8_scales = !json_is_object(config) || frees_int8_scales(config);
+    if (json_is_object(config)) {
+        find_draft(config, facts);
+        find_adapters(config, facts);
+    } else {
+        find_draft_by_metrics(t, facts);
+    }
+    if (answered)
+        ws_http_reply_release(&reply);
+}
