@@ -39,8 +39,9 @@ class Ground:
                    os.path.join(HERE, "trainers", script), *cases]
         r = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                            timeout=RANKS_SECONDS)
-        if check and r.returncode:
-            raise AssertionError(f"{script} {' '.join(cases)}: {r.returncode}\n{r.stdout[-6000:]}")
+        if check and r.returncode:  # what torchrun adds at the end says nothing more than that a rank has ended
+            said = r.stdout.partition("elastic/multiprocessing/api.py")[0]
+            raise AssertionError(f"{script} {' '.join(cases)}: {r.returncode}\n{said[-6000:]}")
         return r.stdout
 
     def compare(self, case):

@@ -207,7 +207,8 @@ def ranges_of(ddp):
     """Megatron's distributed optimizer by its ranges alone."""
     optimizer = DistributedOptimizer.__new__(DistributedOptimizer)
     optimizer.is_stub_optimizer = False
-    optimizer.gbuf_ranges = [DistributedOptimizer._build_gbuf_range_map(b) for b in ddp.buffers + ddp.expert_parallel_buffers]
+    optimizer.buffers = ddp.buffers + ddp.expert_parallel_buffers
+    optimizer.gbuf_ranges = [DistributedOptimizer._build_gbuf_range_map(b) for b in optimizer.buffers]
     optimizer.model_param_gbuf_map = DistributedOptimizer._build_model_param_gbuf_map(optimizer.gbuf_ranges)
     return optimizer
 
