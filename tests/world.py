@@ -279,12 +279,15 @@ class Mount(Process):
         raise AssertionError(f"'{text}' was taken")
 
     def engines(self, model="actor"):
-        """{name: "state version kind url ..."}."""
-        """By name; none while the mount has not heard of the model, as just after its start."""
+        """{name: "state version kind url ..."}; none while the mount has not heard of the model, as just after its start."""
         try:
             return dict(line.split(" ", 1) for line in self.text(model, "engines").splitlines())
         except FileNotFoundError:
             return {}
+
+    def wait_model(self, model="actor"):
+        """Waits until the mount has heard of the model: before that it has none of the model's files."""
+        wait_for(lambda: os.path.isdir(self.file(model)), f"the mount to hear of {model}")
 
     def wait_version(self, model, version, sources=1):
         """Waits until that many sources list the version: before that not all transports are connected."""

@@ -35,7 +35,7 @@ class Trainer:
 
     def follower(self, host, **kw):
         mount = Mount(self.agent.url, f"host={host}", **kw)
-        wait_for(lambda: os.path.isdir(mount.file("actor")), "the model")
+        mount.wait_model()
         mount.write("follow", "actor/policy")
         wait_for(lambda: any(m["mount"].startswith(host + ":") and m["follows"] for m in self.agent.get("/v1/actor/mounts")), "its registration")
         return mount
@@ -193,6 +193,7 @@ def test_quarantine():
     next_daemon()
     mounts[1].end()  # one that does not get as far as the version that the engine served
     mounts[1] = Mount(trainer.agent.url, "host=n1", path=mounts[1].path)
+    mounts[1].wait_model()
     wait_for(lambda: "result=EREMOTEIO" in mounts[1].text("actor/events"), "its try")
     assert mounts[1].text("actor/version") != "1\n"
     next_daemon()

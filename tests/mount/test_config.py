@@ -159,7 +159,7 @@ def test_sources_and_switch():
     folder = checkpoint(SMALL, seed=5)
     site.write(f"add critic dir:{folder}", "model actor", "policy manual", site.engine(0))
     mount = site.mount()
-    wait_for(lambda: os.path.isdir(mount.file("critic")), "the model of the file's source")
+    mount.wait_model("critic")
     site.engines[0].end()
     site.engines[0] = Engine(site.folders[1], "--slow", "3000", port=site.engines[0].port)
     wait_for(lambda: mount.engines()["e0"].split()[0] in ("stale", "serving"), "the engine")

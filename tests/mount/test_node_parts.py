@@ -191,7 +191,7 @@ def test_missing_agent():
     for urls, missing in ((w.a0.url, f"part 2 of 2 (of the agent {T1}:{w.a1.port})"),
                           (w.a1.url, f"part 1 of 2 (of the agent {T0}:{w.a0.port})")):
         mount = w.mount("i0", urls)
-        wait_for(lambda: os.path.isdir(mount.file("actor")), "the model")
+        mount.wait_model()
         wait_for(lambda: missing in mount.text("actor/status"), "the status")
         assert not os.path.exists(mount.file("actor/1"))
         assert mount.refused("stage 1", "actor/ctl") == "ENOENT"

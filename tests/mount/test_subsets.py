@@ -209,7 +209,7 @@ def test_unmatched(need, said):
     "patterns that match nothing, or too many ranks: the pull fails and names them"
     r = Run()
     mount = Mount(r.agent.url, f"need={need}")
-    wait_for(lambda: os.path.isdir(mount.file("actor")) and "1" in os.listdir(mount.file("actor")), "version 1")
+    mount.wait_version("actor", 1)
     assert mount.refused("pull 1", "actor/ctl") == "EINVAL"
     assert said in mount.text("actor/last_error"), mount.text("actor/last_error")
 
@@ -220,7 +220,7 @@ def test_family():
         with scope():
             r = Run(tensors)
             mount = Mount(r.agent.url, "need=ep:0/2")
-            wait_for(lambda: os.path.isdir(mount.file("actor")) and "1" in os.listdir(mount.file("actor")), "version 1")
+            mount.wait_version("actor", 1)
             assert mount.refused("pull 1", "actor/ctl") == "EINVAL"
             assert said in mount.text("actor/last_error"), mount.text("actor/last_error")
 
@@ -258,7 +258,7 @@ def test_hostile_names():
     names = [f"{'a' * 200}{i}" for i in range(20)] + ["x.experts.18446744073709551615.w", "x.experts.99999999999999999999.w", "x.experts..w"]
     r = Run({n: ("U8", [3]) for n in names})
     mount = Mount(r.agent.url, "need=" + "*a" * 300 + "b;x.*")
-    wait_for(lambda: os.path.isdir(mount.file("actor")) and "1" in os.listdir(mount.file("actor")), "version 1")
+    mount.wait_version("actor", 1)
     assert mount.refused("pull 1", "actor/ctl") == "EINVAL"
     assert "matches none" in mount.text("actor/last_error")
 
@@ -389,7 +389,7 @@ def test_signed():
     wsync("key", "new", "--out", f"{folder}/other", "--name", "o")
     with scope():
         mount = Mount(r.agent.url, f"need=ep:0/4,verify-key={folder}/other.pub")
-        wait_for(lambda: os.path.isdir(mount.file("actor")) and "1" in os.listdir(mount.file("actor")), "version 1")
+        mount.wait_version("actor", 1)
         with pytest.raises(OSError):
             mount.write("pull 1", "actor/ctl")
 
