@@ -288,7 +288,8 @@ static int fault_delta(struct ws_lane *lane, const struct ws_delta_fetch *reques
     struct fault_source *s = (struct fault_source *)lane->source;
     struct delta_passage p = {.source = s, .request = request};
     struct ws_delta_fetch f = *request;
-    f.sink = (struct ws_delta_stream_sink){request->sink.admit ? pass_admit : NULL, pass_record, &p};
+    f.sink = (struct ws_delta_stream_sink){
+        .admit = request->sink.admit ? pass_admit : NULL, .record = pass_record, .arg = &p};
     if (s->delay_ms)
         (void)poll(NULL, 0, (int)s->delay_ms);
     int rc = ws_lane_delta(l->inner, &f, err);

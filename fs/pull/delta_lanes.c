@@ -105,6 +105,15 @@ static int on_coming(void *arg, uint64_t bytes, struct ws_error *err)
     return rc;
 }
 
+/* The mounts that this one feeds get the record while it comes. */
+static struct ws_delta *grows(void *arg, uint32_t file, uint32_t block)
+{
+    struct lane *l = arg;
+    struct ws_delta_apply *p = l->apply;
+    const bool is_block = file < p->manifest->n_files && block < p->manifest->files[file].n_blocks;
+    return is_block && ws_version_wants(p->version, file, block) ? p->chain[l->step] : NULL;
+}
+
 static int on_record(void *arg, struct ws_delta_record *r)
 {
     struct lane *l = arg;
@@ -155,16 +164,17 @@ static int fetch_part(struct lane *l, struct ws_error *err)
     struct ws_delta_apply *p = l->apply;
     const struct ws_delta_entry *o = &p->plan.steps[l->step].entry;
     struct ws_source_attempt attempt = {.stripe = l->stripe};
-    struct ws_delta_fetch fetch = {.model = ws_model_source_name(p->version->model),
-                                   .link = o->link,
-                                   .n_blocks = o->n_blocks,
-                                   .part = l->part,
-                                   .parts = l->parts,
-                                   .only = p->only,
-                                   .level = ws_cost_zstd_level(&p->version->store->speeds),
-                                   .sink = {on_coming, on_record, l},
-                                   .cancel = &attempt.leave,
-                                   .came_ns = &p->selection->came_ns};
+    struct ws_delta_fetch fetch = {
+        .model = ws_model_source_name(p->version->model),
+        .link = o->link,
+        .n_blocks = o->n_blocks,
+        .part = l->part,
+        .parts = l->parts,
+        .only = p->only,
+        .level = ws_cost_zstd_level(&p->version->store->speeds),
+        .sink = {.admit = on_coming, .record = on_record, .grows = grows, .arg = l},
+        .cancel = &attempt.leave,
+        .came_ns = &p->selection->came_ns};
     struct ws_lane *lane = NULL;
     struct ws_error none;
     int rc = ws_source_select_next(p->selection, &attempt, err);

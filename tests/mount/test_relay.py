@@ -7,6 +7,7 @@ import http.client
 import os
 import re
 import socket
+import struct
 import threading
 import time
 
@@ -127,6 +128,48 @@ def test_while_it_arrives():
     gate.open()
     assert same(leaf, folder)
     assert sent(agent) < 2 * size_of(leaf)  # nothing was abandoned meanwhile except what stalled for long
+
+
+class DeltaGate(Gate):
+    """Of deltas; notes the path of the first request."""
+
+    path = None
+
+    def is_of_files(self, first):
+        if b"/delta?" not in first:
+            return False
+        self.path = self.path or first.split()[1].decode()
+        return True
+
+
+def test_record_while_it_arrives():
+    "a delta's record is passed on while it comes, all but its last byte, and is whole when it is"
+    agent, folder = published()
+    gate = DeltaGate(agent.url, 0)
+    relay = Relay(gate.url, f"streams=1,{DELTAS}")
+    relay.wait_version("actor", 1)
+    relay.write("pull 1", "actor/ctl")
+    newer = step(folder, 2, share=0.3)
+    agent.publish("actor", 2, newer)
+    relay.wait_version("actor", 2)
+    relay.write("pull 2 async", "actor/ctl")
+    wait_for(lambda: gate.path, "the relay to ask for the delta")
+    wait_for(lambda: raw(relay.url, gate.path.replace("/delta?", "/deltas?"))[0] == 200, "the relay's delta")
+    client = http.client.HTTPConnection("127.0.0.1", relay.port, timeout=30 * SLOW)
+    client.request("GET", gate.path)
+    gate.let(100000)  # the head of the response with it
+    reply = client.getresponse()
+    assert reply.status == 200, reply.read()
+    came = reply.read(200)
+    for _ in range(20):  # the relay tells of what comes every few milliseconds
+        time.sleep(0.02)
+        gate.let(5000)
+    came += reply.read(150000 - len(came))
+    record = struct.unpack_from("<I", came, 200 + 20)[0]
+    assert len(came) == 150000 and record > 250000, (len(came), record)
+    gate.open()
+    assert came + reply.read() == raw(agent.url, gate.path)[2]
+    assert same(relay, newer, 2)
 
 
 def test_reader_goes_first():

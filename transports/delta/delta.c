@@ -10,6 +10,7 @@
 #include <time.h>
 
 #define PART_WORDS ((WS_MAX_STREAMS + 63) / 64)
+#define STEP_NS    (5 * WS_MS_NS) /* what comes within it is not told piece by piece */
 
 struct ws_delta {
     atomic_uint refs;
@@ -26,6 +27,7 @@ struct ws_delta {
     pthread_mutex_t lock;
     pthread_cond_t ended;
     /* guarded by lock */
+    struct ws_delta_comings comings;
     LIST_HEAD(ws_delta_waiters, ws_delta_waiter) waiters;
     LIST_HEAD(ws_delta_senders, ws_delta_sender) senders;
     bool is_dropped;
@@ -40,7 +42,7 @@ const char *ws_delta_state_name(enum ws_delta_state s)
 static void delta_free(struct ws_delta *d)
 {
     uint64_t n = d->order ? atomic_load(&d->n) : 0;
-    assert(LIST_EMPTY(&d->waiters) && LIST_EMPTY(&d->senders));
+    assert(LIST_EMPTY(&d->waiters) && LIST_EMPTY(&d->senders) && LIST_EMPTY(&d->comings));
     for (uint64_t i = 0; i < n; i++)
         free(atomic_load(&d->order[i]));
     free(d->at);
@@ -84,10 +86,23 @@ struct ws_delta *ws_delta_get(struct ws_delta *d)
     return d;
 }
 
+/* Those of a part that nobody goes on with; one that has a reader ends when that does. Under lock. */
+static void end_comings(struct ws_delta *d, unsigned part, unsigned parts)
+{
+    struct ws_delta_coming *next;
+    for (struct ws_delta_coming *c = LIST_FIRST(&d->comings); c; c = next) {
+        next = LIST_NEXT(c, entry);
+        if (c->number % parts == part && !c->has_reader)
+            ws_delta_coming_end(c, false);
+    }
+}
+
 void ws_delta_put(struct ws_delta *d)
 {
-    if (d && atomic_fetch_sub(&d->refs, 1) == 1)
-        delta_free(d);
+    if (!d || atomic_fetch_sub(&d->refs, 1) != 1)
+        return;
+    end_comings(d, 0, 1);
+    delta_free(d);
 }
 
 const struct ws_delta_link *ws_delta_link(const struct ws_delta *d)
@@ -102,28 +117,56 @@ uint64_t ws_delta_blocks(const struct ws_delta *d)
 
 /* --- growing --- */
 
-/* Under the lock, so that ws_delta_wait_cancel returns only when no waiter is being notified. */
+/* Under lock. */
+static enum ws_delta_state part_state(const struct ws_delta *d, unsigned part, unsigned parts)
+{
+    const enum ws_delta_state state = (enum ws_delta_state)atomic_load(&d->state);
+    if (state == WS_DELTA_GROWING && parts == d->n_parts && d->parts[part / 64] & 1UL << part % 64)
+        return WS_DELTA_WHOLE;
+    return state;
+}
+
+/* Under lock. */
+static bool must_wait(const struct ws_delta *d, const struct ws_delta_waiter *w)
+{
+    if (w->coming)
+        return atomic_load(&w->coming->here) <= w->sent && !atomic_load(&w->coming->ended);
+    return atomic_load(&d->n) <= w->next && part_state(d, w->part, w->parts) == WS_DELTA_GROWING &&
+           !ws_delta_coming_first(&d->comings, w->part, w->parts, w->filter);
+}
+
+/* Those who have something to do now. Under lock, so that ws_delta_wait_cancel returns only when no
+ * waiter is being notified. */
 static void notify_waiters(struct ws_delta *d)
 {
-    struct ws_delta_waiter *w;
-    pthread_mutex_lock(&d->lock);
-    while ((w = LIST_FIRST(&d->waiters))) {
+    struct ws_delta_waiter *next;
+    for (struct ws_delta_waiter *w = LIST_FIRST(&d->waiters); w; w = next) {
+        next = LIST_NEXT(w, entry);
+        if (must_wait(d, w))
+            continue;
         LIST_REMOVE(w, entry);
         w->waiting = false;
         w->notify(w->arg);
     }
-    pthread_mutex_unlock(&d->lock);
+}
+
+/* 0: it could be added. Under lock. */
+static int check_place(const struct ws_delta *d, const struct ws_delta_record *r)
+{
+    if (r->file >= d->n_files || r->block >= d->first[r->file + 1] - d->first[r->file])
+        return -EINVAL;
+    return atomic_load(&d->at[d->first[r->file] + r->block]) ? -EEXIST : 0;
 }
 
 int ws_delta_add(struct ws_delta *d, struct ws_delta_record *r)
 {
-    int rc = 0;
+    struct ws_delta_coming *coming = NULL;
     pthread_mutex_lock(&d->lock);
     assert(atomic_load(&d->state) == WS_DELTA_GROWING);
-    if (r->file >= d->n_files || r->block >= d->first[r->file + 1] - d->first[r->file])
-        rc = -EINVAL;
-    else if (atomic_load(&d->at[d->first[r->file] + r->block]))
-        rc = -EEXIST;
+    const int rc = check_place(d, r);
+    if (rc != -EINVAL)
+        coming = ws_delta_coming_of(&d->comings, ws_delta_number(d, r->file, r->block));
+    const bool was_begun = coming && coming->record == r;
     if (rc == 0) {
         atomic_fetch_add(&d->bytes, WS_DELTA_RECORD_BYTES + r->bytes);
         atomic_fetch_add(&d->n_changed, r->n_changed);
@@ -132,12 +175,14 @@ int ws_delta_add(struct ws_delta *d, struct ws_delta_record *r)
         uint64_t n = atomic_load(&d->n);
         atomic_store(&d->order[n], r);
         atomic_store(&d->n, n + 1);
-    }
-    pthread_mutex_unlock(&d->lock);
-    if (rc == 0)
-        notify_waiters(d);
-    else
+    } else if (!was_begun) {
         free(r);
+    }
+    if (coming && (was_begun ||
+                   !coming->has_reader)) /* else that reader, of a source that sends blocks twice, ends it */
+        ws_delta_coming_end(coming, rc == 0 && was_begun);
+    notify_waiters(d);
+    pthread_mutex_unlock(&d->lock);
     return rc;
 }
 
@@ -146,18 +191,10 @@ void ws_delta_end(struct ws_delta *d, enum ws_delta_state state)
     pthread_mutex_lock(&d->lock);
     assert(atomic_load(&d->state) == WS_DELTA_GROWING);
     atomic_store(&d->state, (int)state);
+    end_comings(d, 0, 1);
     pthread_cond_broadcast(&d->ended);
-    pthread_mutex_unlock(&d->lock);
     notify_waiters(d);
-}
-
-/* Under lock. */
-static enum ws_delta_state part_state(const struct ws_delta *d, unsigned part, unsigned parts)
-{
-    const enum ws_delta_state state = (enum ws_delta_state)atomic_load(&d->state);
-    if (state == WS_DELTA_GROWING && parts == d->n_parts && d->parts[part / 64] & 1UL << part % 64)
-        return WS_DELTA_WHOLE;
-    return state;
+    pthread_mutex_unlock(&d->lock);
 }
 
 void ws_delta_end_part(struct ws_delta *d, unsigned part, unsigned parts)
@@ -168,8 +205,9 @@ void ws_delta_end_part(struct ws_delta *d, unsigned part, unsigned parts)
         d->n_parts = parts;
         d->parts[part / 64] |= 1UL << part % 64;
     }
-    pthread_mutex_unlock(&d->lock);
+    end_comings(d, part, parts);
     notify_waiters(d);
+    pthread_mutex_unlock(&d->lock);
 }
 
 enum ws_delta_state ws_delta_part_state(struct ws_delta *d, unsigned part, unsigned parts)
@@ -178,6 +216,87 @@ enum ws_delta_state ws_delta_part_state(struct ws_delta *d, unsigned part, unsig
     const enum ws_delta_state state = part_state(d, part, parts);
     pthread_mutex_unlock(&d->lock);
     return state;
+}
+
+/* --- a record that comes piece by piece --- */
+
+/* Can no reader bring that block's record any more? Under lock. */
+static bool is_over(const struct ws_delta *d, uint64_t number)
+{
+    const unsigned parts = d->n_parts ? d->n_parts : 1;
+    return atomic_load(&d->at[number]) ||
+           part_state(d, (unsigned)(number % parts), parts) != WS_DELTA_GROWING;
+}
+
+struct ws_delta_coming *ws_delta_coming_begin(struct ws_delta *d, struct ws_delta_record **r)
+{
+    struct ws_delta_coming *c = NULL;
+    pthread_mutex_lock(&d->lock);
+    if (atomic_load(&d->state) == WS_DELTA_GROWING && check_place(d, *r) == 0) {
+        const uint64_t number = ws_delta_number(d, (*r)->file, (*r)->block);
+        struct ws_delta_coming *earlier = ws_delta_coming_of(&d->comings, number);
+        if (earlier && !earlier->has_reader && ws_delta_coming_is(earlier, *r)) {
+            c = earlier;
+            c->has_reader = true;
+            c->refs++;
+            free(*r);
+            *r = c->record;
+        } else if (!earlier || !earlier->has_reader) {
+            if (earlier) /* its source had packed it in another way */
+                ws_delta_coming_end(earlier, false);
+            c = ws_delta_coming_new(&d->comings, *r, number);
+            notify_waiters(d);
+        }
+    }
+    pthread_mutex_unlock(&d->lock);
+    return c;
+}
+
+void ws_delta_coming_fill(struct ws_delta *d, struct ws_delta_coming *c, size_t filled)
+{
+    const uint64_t now = ws_clock_ns();
+    c->filled = filled;
+    if (now - c->announced_ns < STEP_NS)
+        return;
+    c->announced_ns = now;
+    pthread_mutex_lock(&d->lock);
+    if (!atomic_load(&c->ended)) {
+        atomic_store(&c->here, filled < c->record->bytes ? filled : c->record->bytes - 1);
+        notify_waiters(d);
+    }
+    pthread_mutex_unlock(&d->lock);
+}
+
+void ws_delta_coming_leave(struct ws_delta *d, struct ws_delta_coming *c, bool is_damaged)
+{
+    pthread_mutex_lock(&d->lock);
+    c->has_reader = false;
+    if (!atomic_load(&c->ended) && (is_damaged || is_over(d, c->number))) {
+        ws_delta_coming_end(c, false);
+        notify_waiters(d);
+    }
+    ws_delta_coming_put(c);
+    pthread_mutex_unlock(&d->lock);
+}
+
+struct ws_delta_coming *ws_delta_coming_get(struct ws_delta *d, unsigned part, unsigned parts,
+                                            const struct ws_delta_filter *filter)
+{
+    pthread_mutex_lock(&d->lock);
+    struct ws_delta_coming *c = ws_delta_coming_first(&d->comings, part, parts, filter);
+    if (c)
+        c->refs++;
+    pthread_mutex_unlock(&d->lock);
+    return c;
+}
+
+void ws_delta_coming_release(struct ws_delta *d, struct ws_delta_coming *c)
+{
+    if (!c)
+        return;
+    pthread_mutex_lock(&d->lock);
+    ws_delta_coming_put(c);
+    pthread_mutex_unlock(&d->lock);
 }
 
 /* --- reading --- */
@@ -227,8 +346,10 @@ void ws_delta_stats(const struct ws_delta *d, struct ws_delta_stats *out)
 bool ws_delta_wait(struct ws_delta *d, size_t i, unsigned part, unsigned parts, struct ws_delta_waiter *w)
 {
     pthread_mutex_lock(&d->lock);
-    const bool waiting = atomic_load(&d->n) <= i && part_state(d, part, parts) == WS_DELTA_GROWING;
-    w->waiting = waiting;
+    w->next = i;
+    w->part = part;
+    w->parts = parts;
+    const bool waiting = w->waiting = must_wait(d, w);
     if (waiting)
         LIST_INSERT_HEAD(&d->waiters, w, entry);
     pthread_mutex_unlock(&d->lock);

@@ -7,7 +7,7 @@
 #ifndef WS_TRANSPORTS_DELTA_DELTA_H
 #define WS_TRANSPORTS_DELTA_DELTA_H
 #include "transports/base/version_id.h"
-#include "transports/delta/record.h"
+#include "transports/delta/coming.h"
 #include "transports/format/manifest.h"
 #include <sys/queue.h>
 
@@ -31,13 +31,28 @@ const struct ws_delta_link *ws_delta_link(const struct ws_delta *d);
 uint64_t ws_delta_blocks(const struct ws_delta *d); /* of the target */
 
 /* The delta owns the record from here on, also on failure. -EINVAL: there is no such block; -EEXIST: it has a
- * record already. */
+ * record already. A record that was begun (below) is whole with this. */
 WS_MUST_USE int ws_delta_add(struct ws_delta *d, struct ws_delta_record *r);
 void ws_delta_end(struct ws_delta *d, enum ws_delta_state state); /* once; nothing is added afterwards */
 /* All records of a part (part, parts: as ws_delta_next's) are here, though the delta grows on: who reads that part need
  * not wait for the rest. Mounts that fetch their parts from each other would wait for good. parts: WS_MAX_STREAMS at
  * most; of several divisions the first counts. */
 void ws_delta_end_part(struct ws_delta *d, unsigned part, unsigned parts);
+
+/* --- a record that comes piece by piece (coming.h) --- */
+
+/* Begins with a record whose head is in *r and whose data is to be filled in. The delta owns it then, and *r is the one to fill: of
+ * an earlier try where that had the same head, with c->filled bytes. NULL: it is the caller's as before, since its block has a
+ * record, or is none, or another reader fills it. */
+struct ws_delta_coming *ws_delta_coming_begin(struct ws_delta *d, struct ws_delta_record **r);
+/* So many bytes of data are there. Who waits for them is told now and then. */
+void ws_delta_coming_fill(struct ws_delta *d, struct ws_delta_coming *c, size_t filled);
+/* Its reader ends: after ws_delta_add, or since its connection broke. is_damaged: nobody goes on with it. */
+void ws_delta_coming_leave(struct ws_delta *d, struct ws_delta_coming *c, bool is_damaged);
+/* One of a part of which there is something to send, with a reference; NULL: there is none. */
+struct ws_delta_coming *ws_delta_coming_get(struct ws_delta *d, unsigned part, unsigned parts,
+                                            const struct ws_delta_filter *filter);
+void ws_delta_coming_release(struct ws_delta *d, struct ws_delta_coming *c); /* NULL is fine */
 
 /* The number of a block among those of all files. */
 uint64_t ws_delta_number(const struct ws_delta *d, size_t file, size_t block);
@@ -52,16 +67,22 @@ enum ws_delta_state ws_delta_state(const struct ws_delta *d);
 enum ws_delta_state ws_delta_part_state(struct ws_delta *d, unsigned part,
                                         unsigned parts); /* the same, of a part */
 
-/* Is notified once, when there are more than i records or the delta, or a part, has ended; by the thread that added or
- * ended, with the delta's lock held. */
+/* Is notified once, when there are more than i records, one of the part comes, or the delta, or the part, has ended; or, where
+ * `coming` is set, when more of that than `sent` is there or it has ended. By the thread that added, filled or ended, with the delta's
+ * lock held. */
 struct ws_delta_waiter {
     void (*notify)(void *arg);
     void *arg;
+    const struct ws_delta_filter *filter; /* borrowed; NULL: any that comes */
+    const struct ws_delta_coming *coming; /* borrowed; NULL: the next record */
+    size_t sent;                          /* of its data */
     /* the delta's, guarded by its lock */
+    size_t next; /* the i that it waits behind */
+    unsigned part, parts;
     LIST_ENTRY(ws_delta_waiter) entry;
     bool waiting;
 };
-/* false: there are more than i already, or the delta or that part has ended: w is not notified. */
+/* false: that is so already: w is not notified. */
 bool ws_delta_wait(struct ws_delta *d, size_t i, unsigned part, unsigned parts, struct ws_delta_waiter *w);
 /* w is not notified once this has returned. true: it was still waiting. */
 bool ws_delta_wait_cancel(struct ws_delta *d, struct ws_delta_waiter *w);

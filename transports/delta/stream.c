@@ -95,6 +95,8 @@ void ws_delta_stream_writer_free(struct ws_delta_stream_writer *w)
 {
     XXH3_freeState(w->hashes);
     w->hashes = NULL;
+    ws_delta_coming_release(w->delta, w->coming);
+    w->coming = NULL;
 }
 
 static void begin_record(struct ws_delta_stream_writer *w, const struct ws_delta_record *r)
@@ -116,6 +118,15 @@ static void begin_end(struct ws_delta_stream_writer *w, enum ws_delta_state stat
     w->head_at = 0;
 }
 
+static bool takes(struct ws_delta_stream_writer *w, const struct ws_delta_record *r)
+{
+    const bool is_out = r == w->ahead;
+    if (is_out)
+        w->ahead = NULL;
+    return !is_out &&
+           (!w->filter || ws_delta_filter_has(w->filter, ws_delta_number(w->delta, r->file, r->block)));
+}
+
 /* Goes on to the next head when the last record is out; false: there is none yet. */
 static bool advance(struct ws_delta_stream_writer *w)
 {
@@ -123,12 +134,32 @@ static bool advance(struct ws_delta_stream_writer *w)
     const struct ws_delta_record *r;
     do
         r = ws_delta_next(w->delta, &w->next, w->part, w->parts);
-    while (r && w->filter && !ws_delta_filter_has(w->filter, ws_delta_number(w->delta, r->file, r->block)));
+    while (r && !takes(w, r));
+    if (!r && state == WS_DELTA_GROWING &&
+        (w->coming = ws_delta_coming_get(w->delta, w->part, w->parts, w->filter)))
+        r = w->ahead = w->coming->record;
     if (r)
         begin_record(w, r);
     else if (state != WS_DELTA_GROWING)
         begin_end(w, state);
     return r || state != WS_DELTA_GROWING;
+}
+
+/* The end of what is there of the record's data. false: it will never be whole. */
+static bool look_at_data(struct ws_delta_stream_writer *w, size_t *end)
+{
+    *end = w->record->bytes;
+    if (!w->coming)
+        return true;
+    const bool ended = atomic_load(&w->coming->ended);
+    *end = atomic_load(&w->coming->here);
+    if (!ended)
+        return true;
+    if (*end < w->record->bytes)
+        return false;
+    ws_delta_coming_release(w->delta, w->coming);
+    w->coming = NULL;
+    return true;
 }
 
 ssize_t ws_delta_stream_write(struct ws_delta_stream_writer *w, unsigned char *out, size_t n)
@@ -142,7 +173,10 @@ ssize_t ws_delta_stream_write(struct ws_delta_stream_writer *w, unsigned char *o
         if (w->head_at < w->head_bytes)
             break;
         if (w->record) {
-            left = w->record->bytes - w->data_at;
+            size_t end;
+            if (!look_at_data(w, &end))
+                return at > 0 ? (ssize_t)at : -2;
+            left = end - w->data_at;
             more = left < n - at ? left : n - at;
             memcpy(out + at, w->record->data + w->data_at, more);
             w->data_at += more;
@@ -176,6 +210,8 @@ struct ws_delta_stream_reader {
     unsigned char head[WS_DELTA_HEAD_BYTES]; /* of the stream, or of the record that is being read */
     size_t head_at;
     struct ws_delta_record *incoming; /* whose data is being read */
+    struct ws_delta *grows;           /* borrowed; NULL: the record is not passed on before it is whole */
+    struct ws_delta_coming *coming;   /* of that delta: the incoming record, which it owns */
     size_t data_at;
     uint32_t n_records;
     XXH3_state_t *hashes;
@@ -199,12 +235,23 @@ struct ws_delta_stream_reader *ws_delta_stream_reader_new(const struct ws_delta_
     return r;
 }
 
+/* The record is the sink's now, or nobody's. */
+static void leave_incoming(struct ws_delta_stream_reader *r, bool is_damaged)
+{
+    if (r->coming)
+        ws_delta_coming_leave(r->grows, r->coming, is_damaged);
+    r->coming = NULL;
+    r->incoming = NULL;
+}
+
 void ws_delta_stream_reader_free(struct ws_delta_stream_reader *r)
 {
     if (!r)
         return;
     XXH3_freeState(r->hashes);
-    free(r->incoming);
+    if (!r->coming)
+        free(r->incoming);
+    leave_incoming(r, false);
     free(r);
 }
 
@@ -277,20 +324,37 @@ static int read_record_head(struct ws_delta_stream_reader *r, struct ws_error *e
     r->incoming->raw_bytes = raw;
     r->incoming->hash = u64_at(h + 24);
     r->data_at = 0;
+    r->grows = r->sink.grows ? r->sink.grows(r->sink.arg, r->incoming->file, r->incoming->block) : NULL;
+    if (r->grows)
+        r->coming = ws_delta_coming_begin(r->grows, &r->incoming);
     return 0;
+}
+
+/* Takes data of the incoming record; what an earlier reader of it has brought is there, and may be on its way to others. */
+static void take_data(struct ws_delta_stream_reader *r, const unsigned char *p, size_t n)
+{
+    const size_t had = r->coming ? r->coming->filled : r->data_at;
+    const size_t skipped = had <= r->data_at ? 0 : had - r->data_at < n ? had - r->data_at : n;
+    memcpy(r->incoming->data + r->data_at + skipped, p + skipped, n - skipped);
+    r->data_at += n;
+    if (r->coming && n > skipped)
+        ws_delta_coming_fill(r->grows, r->coming, r->data_at);
 }
 
 static int read_data(struct ws_delta_stream_reader *r, struct ws_error *err)
 {
     struct ws_delta_record *done = r->incoming;
-    r->incoming = NULL;
     if (ws_delta_record_hash(done) != done->hash) {
-        free(done);
+        if (!r->coming)
+            free(done);
+        leave_incoming(r, true);
         return damaged(err, "a record's hash differs");
     }
     (void)XXH3_64bits_update(r->hashes, &done->hash, HASH_BYTES);
     r->n_records++;
-    return r->sink.record(r->sink.arg, done);
+    const int rc = r->sink.record(r->sink.arg, done);
+    leave_incoming(r, false);
+    return rc;
 }
 
 int ws_delta_stream_read(struct ws_delta_stream_reader *r, const void *bytes, size_t n, struct ws_error *err)
@@ -303,13 +367,14 @@ int ws_delta_stream_read(struct ws_delta_stream_reader *r, const void *bytes, si
         size_t want = r->incoming ? r->incoming->bytes - r->data_at
                                   : (r->begun ? WS_DELTA_RECORD_BYTES : WS_DELTA_HEAD_BYTES) - r->head_at;
         size_t more = want < n ? want : n;
-        memcpy(r->incoming ? r->incoming->data + r->data_at : r->head + r->head_at, p, more);
+        if (r->incoming) {
+            take_data(r, p, more);
+        } else {
+            memcpy(r->head + r->head_at, p, more);
+            r->head_at += more;
+        }
         p += more;
         n -= more;
-        if (r->incoming)
-            r->data_at += more;
-        else
-            r->head_at += more;
         if (more < want)
             continue;
         r->head_at = 0;

@@ -59,6 +59,8 @@ struct ws_delta_stream_writer {
     const struct ws_delta_filter *filter; /* borrowed; NULL: all records; set by the caller after init */
     size_t next;                          /* place in the order of arrival */
     const struct ws_delta_record *record; /* whose data goes out now */
+    struct ws_delta_coming *coming;       /* counted: that record is still coming; NULL: it is the delta's */
+    const struct ws_delta_record *ahead;  /* went out before its turn, which has not come yet; NULL: none */
     unsigned char head[WS_DELTA_HEAD_BYTES];
     size_t head_bytes, head_at, data_at; /* what is out of both */
     uint32_t n_records;
@@ -69,7 +71,7 @@ struct ws_delta_stream_writer {
 WS_MUST_USE int ws_delta_stream_writer_init(struct ws_delta_stream_writer *w, struct ws_delta *delta,
                                             unsigned part, unsigned parts);
 void ws_delta_stream_writer_free(struct ws_delta_stream_writer *w);
-/* Up to n bytes; 0: none are there yet; -1: it has ended. */
+/* Up to n bytes; 0: none are there yet; -1: it has ended; -2: it cannot go on, since a record that it was sending is not to be had. */
 ssize_t ws_delta_stream_write(struct ws_delta_stream_writer *w, unsigned char *out, size_t n);
 /* Bytes of such a stream; the delta has ended. */
 uint64_t ws_delta_stream_bytes(const struct ws_delta *delta, unsigned part, unsigned parts);
@@ -80,8 +82,11 @@ struct ws_delta_stream_sink {
     /* Called before a record is read, and before memory is taken for it; bytes: of the record with its head.
      * Negative, with err: reading ends with that. NULL: every record is read. */
     int (*admit)(void *arg, uint64_t bytes, struct ws_error *err);
-    /* Owns the record, which was checked. Non-zero stops the reading. */
+    /* Owns the record, which was checked. Non-zero stops the reading. One that a delta of `grows` has begun is to be added to it. */
     int (*record)(void *arg, struct ws_delta_record *r);
+    /* The delta that the record of a block will be added to, borrowed while this is read: those who read it get the record's data as
+     * it comes (coming.h). NULL: none, they get it when it is whole. */
+    struct ws_delta *(*grows)(void *arg, uint32_t file, uint32_t block);
     void *arg;
 };
 /* link: what must be in the head (digests, lineages and versions). NULL: no memory. */

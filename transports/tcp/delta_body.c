@@ -1,6 +1,8 @@
 #include "transports/tcp/delta_body.h"
+#include "transports/base/clock.h"
 #include "transports/delta/stream.h"
 #include <assert.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/types.h>
@@ -16,6 +18,9 @@ struct ws_tcp_delta_body {
     struct ws_delta_sender sender;
     int sock;
     bool is_sender; /* guarded by the list's lock; the socket is open while it is */
+    uint64_t sent;
+    struct ws_delta_race *race; /* guarded by the list's lock; NULL: there is none */
+    uint64_t pace;              /* the socket's, bytes a second; 0: none */
 };
 
 void ws_tcp_deltas_init(struct ws_tcp_deltas *deltas, _Atomic(uint64_t) *bytes_sent)
@@ -24,11 +29,12 @@ void ws_tcp_deltas_init(struct ws_tcp_deltas *deltas, _Atomic(uint64_t) *bytes_s
     atomic_init(&deltas->stop, false);
     pthread_mutex_init(&deltas->lock, NULL);
     deltas->first = NULL;
+    LIST_INIT(&deltas->races);
 }
 
 void ws_tcp_deltas_destroy(struct ws_tcp_deltas *deltas)
 {
-    assert(!deltas->first);
+    assert(!deltas->first && LIST_EMPTY(&deltas->races));
     pthread_mutex_destroy(&deltas->lock);
 }
 
@@ -53,6 +59,25 @@ void ws_tcp_deltas_stop(struct ws_tcp_deltas *deltas)
     pthread_mutex_unlock(&deltas->lock);
 }
 
+/* With the list's lock. */
+static void set_pace(struct ws_tcp_delta_body *b, uint64_t pace)
+{
+    const unsigned rate = pace && pace < UINT_MAX ? (unsigned)pace : UINT_MAX;
+    if (pace != b->pace && b->is_sender) /* one that is not to be paced goes on as it is */
+        (void)setsockopt(b->sock, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof(rate));
+    b->pace = pace;
+}
+
+static void move(struct ws_tcp_delta_body *b, uint64_t bytes)
+{
+    b->sent += bytes;
+    if (!b->race)
+        return;
+    pthread_mutex_lock(&b->all->lock);
+    set_pace(b, ws_delta_race_move(b->race, b->writer.part, b->sent, ws_clock_ns()));
+    pthread_mutex_unlock(&b->all->lock);
+}
+
 static ssize_t read_body(void *arg, uint64_t at, char *out, size_t room)
 {
     struct ws_tcp_delta_body *b = arg;
@@ -61,13 +86,16 @@ static ssize_t read_body(void *arg, uint64_t at, char *out, size_t room)
     ssize_t n = ws_delta_stream_write(&b->writer, (unsigned char *)out, room);
     (void)at;
     if (n < 0)
-        return WS_HTTP_STREAM_ENDS;
+        return n == -1 ? WS_HTTP_STREAM_ENDS : WS_HTTP_STREAM_FAILS;
     if (n > 0) {
         atomic_fetch_add(b->all->bytes_sent, (uint64_t)n);
+        move(b, (uint64_t)n);
         return n;
     }
     /* Suspended before it waits: the delta's notification, which resumes it, comes after the suspension. */
     ws_http_suspend(b->in);
+    b->waiter.coming = b->writer.coming;
+    b->waiter.sent = b->writer.data_at;
     if (!ws_delta_wait(b->delta, b->writer.next, b->writer.part, b->writer.parts, &b->waiter))
         resume(b);
     else if (atomic_load(&b->all->stop)) /* ws_tcp_deltas_stop ran before this one waited */
@@ -119,6 +147,12 @@ static void free_body(void *arg)
 {
     struct ws_tcp_delta_body *b = arg;
     pthread_mutex_lock(&b->all->lock);
+    if (b->race) {
+        set_pace(b, 0);
+        if (b->writer.ended)
+            ws_delta_race_finish(b->race, b->writer.part, b->sent);
+        ws_delta_race_leave(b->race);
+    }
     stop_sending(b);
     pthread_mutex_unlock(&b->all->lock);
     list(b, false);
@@ -150,10 +184,15 @@ struct MHD_Response *ws_tcp_delta_body(struct ws_tcp_deltas *deltas, const struc
     b->all = deltas;
     b->in = in;
     b->delta = delta;
-    b->waiter = (struct ws_delta_waiter){.notify = resume, .arg = b};
+    b->waiter = (struct ws_delta_waiter){.notify = resume, .arg = b, .filter = filter};
     b->sock = ws_http_socket(in);
     b->sender = (struct ws_delta_sender){.dropped = cut, .arg = b};
     b->is_sender = ws_delta_sender_add(delta, &b->sender);
+    if (parts > 1) {
+        pthread_mutex_lock(&deltas->lock);
+        b->race = ws_delta_race_join(&deltas->races, delta, parts, ws_clock_ns());
+        pthread_mutex_unlock(&deltas->lock);
+    }
     list(b, true);
     if (!b->is_sender) { /* dropped just now */
         free_body(b);

@@ -4,6 +4,7 @@
 #include "transports/delta/delta.h"
 #include "transports/delta/filter.h"
 #include "transports/http/answer.h"
+#include "transports/tcp/delta_pace.h"
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -13,7 +14,9 @@ struct ws_tcp_deltas {
     atomic_bool stop;
     _Atomic(uint64_t) *bytes_sent; /* the server's counter */
     pthread_mutex_t lock;
-    struct ws_tcp_delta_body *first; /* guarded by lock */
+    /* guarded by lock */
+    struct ws_tcp_delta_body *first;
+    struct ws_delta_races races;
 };
 
 void ws_tcp_deltas_init(struct ws_tcp_deltas *deltas, _Atomic(uint64_t) *bytes_sent);
