@@ -83,7 +83,8 @@ struct ws_condition {
     char version[64]; /* what it serves, in its own words or in ours */
     char path[4096];  /* what it loaded last; empty: not known */
     char error[WS_ERROR_TEXT];
-    bool unanswered; /* a pause that was sent may reach it yet, whatever it says: until it has answered
+    bool error_is_silence; /* that it did not answer: no error any more once it does */
+    bool unanswered;       /* a pause that was sent may reach it yet, whatever it says: until it has answered
                         another one */
     bool
         stray_pause; /* ... and one that never did: should it say that it is paused, that pause has come after all */

@@ -213,7 +213,7 @@ static void open_view(void *arg)
     o->model = n.model ? ws_model_get(n.model) : n.version ? ws_model_get(ws_version_model(n.version)) : NULL;
     if (n.kind == WS_KIND_META_VIEW && o->view == WS_VIEW_MANIFEST && !ws_version_has_manifest(n.version)) {
         free_open(rq->fs, o);
-        ws_request_park(rq, n.version, WS_FILE_MANIFEST, 0, 0, ws_tree_meta_ms(rq->fs, n.version));
+        ws_request_park(rq, n.version, WS_FILE_MANIFEST, 0, 0, rq->fs->options.deadline_ms);
         ws_tree_node_release(&n);
         return;
     }

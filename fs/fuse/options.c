@@ -222,6 +222,44 @@ static int resolve_parent(const char *path, char out[PATH_MAX], struct ws_error 
     return 0;
 }
 
+/* A daemon that opens what only itself shows waits for itself for good, and whoever touches the mount with it. */
+static int check_outside(const struct ws_mount_options *o, const char *path, struct ws_error *err)
+{
+    const size_t n = strlen(o->mountpoint);
+    char real[PATH_MAX];
+    int rc = resolve_parent(path, real, err);
+
+    if (rc == 0 && strncmp(real, o->mountpoint, n) == 0 && (real[n] == '/' || !real[n]))
+        rc = ws_error_set(err, EINVAL,
+                          "%.1000s lies below %.1000s, the mount's own folder, where this mount cannot look "
+                          "itself; name one elsewhere",
+                          path, o->mountpoint);
+    return rc;
+}
+
+/* Of all that the options name, and of a source that is a folder, a socket, or has a token's file. */
+static int check_all_outside(const struct ws_mount_options *o, struct ws_error *err)
+{
+    char *copy = strdup(o->source), *save = NULL;
+    int rc = copy ? 0 : ws_error_set(err, ENOMEM, "no memory for the sources");
+
+    for (size_t i = 0; i < o->n_strings && rc == 0; i++)
+        if (o->strings[i][0] == '/' && o->strings[i] != o->mountpoint)
+            rc = check_outside(o, o->strings[i], err);
+    for (char *text = copy ? strtok_r(copy, ",", &save) : NULL; text && rc == 0;
+         text = strtok_r(NULL, ",", &save)) {
+        struct ws_source_spec spec;
+        rc = ws_source_spec_parse(text, &spec, err);
+        if (rc == 0 && spec.token_file)
+            rc = check_outside(o, spec.token_file, err);
+        const char *path = rc == 0 ? strchr(spec.url, ':') : NULL;
+        if (path && path[1] == '/' && path[2] != '/')
+            rc = check_outside(o, path + 1, err);
+    }
+    free(copy);
+    return rc;
+}
+
 /* The tokens of the sources that have their own, read before the daemon goes anywhere else. */
 static int read_source_tokens(struct ws_mount_options *o, const char *source, struct ws_error *err)
 {
@@ -259,11 +297,11 @@ int ws_mount_options_place(struct ws_mount_options *o, const char *source, const
         o->mountpoint = (char *)(uintptr_t)ws_mount_option_keep(o, real ? real : parent);
     }
     free(real);
+    if (rc == 0 && (!o->source || !o->mountpoint))
+        rc = ws_error_set(err, ENOMEM, "no memory for options");
     if (rc == 0)
-        rc = read_source_tokens(o, source, err);
-    if (rc < 0)
-        return rc;
-    return o->source && o->mountpoint ? 0 : ws_error_set(err, ENOMEM, "no memory for options");
+        rc = check_all_outside(o, err);
+    return rc < 0 ? rc : read_source_tokens(o, source, err);
 }
 
 /* Which sources the general token goes to: an operator who names several is to see it. */

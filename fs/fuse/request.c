@@ -74,6 +74,15 @@ static void on_interrupt(fuse_req_t req, void *arg)
         ws_request_error(rq, EINTR);
 }
 
+/* A version that is not to be had: no pull says so, since none began. With waited_for set. */
+static void report_gone(struct ws_request *rq)
+{
+    struct ws_error why;
+
+    (void)ws_version_explain(rq->waited_for, -ESTALE, 0, &why);
+    ws_control_record_absent(rq->fs->control, rq->waited_for, &why);
+}
+
 static void on_done(struct ws_waiter *w, int result)
 {
     struct ws_request *rq = (struct ws_request *)(void *)((char *)w - offsetof(struct ws_request, wait));
@@ -81,6 +90,8 @@ static void on_done(struct ws_waiter *w, int result)
     rq->phase = WS_REQUEST_FINISHED;
     pthread_mutex_unlock(&rq->lock);
     fuse_req_interrupt_func(rq->req, NULL, NULL);
+    if (result == -ESTALE)
+        report_gone(rq);
     if (result < 0)
         ws_request_error(rq, -result);
     else
@@ -118,6 +129,8 @@ void ws_request_park(struct ws_request *rq, struct ws_version *v, size_t file, s
     pthread_mutex_unlock(&rq->lock);
     if (here != 0 || interrupted)
         fuse_req_interrupt_func(rq->req, NULL, NULL);
+    if (!interrupted && here == -ESTALE)
+        report_gone(rq);
     if (interrupted)
         ws_request_error(rq, EINTR);
     else if (here > 0)

@@ -5,7 +5,7 @@
 #define WS_FS_FUSE_REQUEST_H
 #include "fs/fuse/fs.h"
 
-#define WS_META_MS 10000 /* longest wait of what only looks at names and sizes */
+#define WS_LIST_MS 10000 /* longest wait of what only lists a folder */
 
 struct ws_request {
     struct ws_fs *fs;

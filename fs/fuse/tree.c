@@ -268,10 +268,10 @@ static int child_of_root(struct ws_request *rq, const char *name, fuse_ino_t *in
     return 0;
 }
 
-unsigned ws_tree_meta_ms(const struct ws_fs *fs, struct ws_version *v)
+unsigned ws_tree_list_ms(const struct ws_fs *fs, struct ws_version *v)
 {
-    return ws_version_is_made_first(v) && fs->options.deadline_ms > WS_META_MS ? fs->options.deadline_ms
-                                                                               : WS_META_MS;
+    return ws_version_is_made_first(v) || fs->options.deadline_ms < WS_LIST_MS ? fs->options.deadline_ms
+                                                                               : WS_LIST_MS;
 }
 
 /* "N@RUN" of a version whose name is N. It is not listed. Whoever wants the same bytes for ever opens that. */
@@ -362,7 +362,7 @@ static int child_of_version(struct ws_request *rq, struct ws_version *v, const c
     }
     const struct ws_manifest *m = ws_version_files(v);
     if (!m) {
-        ws_request_park(rq, v, 0, 0, 0, ws_tree_meta_ms(rq->fs, v));
+        ws_request_park(rq, v, 0, 0, 0, rq->fs->options.deadline_ms);
         return 1;
     }
     const struct ws_manifest_file *f = ws_manifest_find(m, name);
@@ -379,12 +379,12 @@ static int child_of_tensors(struct ws_request *rq, struct ws_version *v, const c
 {
     struct ws_version_cache *vc = NULL;
     if (!ws_version_has_files(v)) {
-        ws_request_park(rq, v, WS_FILE_HEADERS, 0, 0, ws_tree_meta_ms(rq->fs, v));
+        ws_request_park(rq, v, WS_FILE_HEADERS, 0, 0, rq->fs->options.deadline_ms);
         return 1;
     }
     int rc = ws_version_cache_tensors(rq->fs, v, &vc);
     if (rc == -EAGAIN) {
-        ws_request_park(rq, v, WS_FILE_HEADERS, 0, 0, ws_tree_meta_ms(rq->fs, v));
+        ws_request_park(rq, v, WS_FILE_HEADERS, 0, 0, rq->fs->options.deadline_ms);
         return 1;
     }
     if (rc < 0)
@@ -469,7 +469,7 @@ static int list_version_folder(struct ws_request *rq, struct ws_version *v, stru
 {
     const struct ws_manifest *m = ws_version_files(v);
     if (!m) {
-        ws_request_park(rq, v, 0, 0, 0, ws_tree_meta_ms(rq->fs, v));
+        ws_request_park(rq, v, 0, 0, 0, ws_tree_list_ms(rq->fs, v));
         return 1;
     }
     for (size_t i = 0; i < m->n_files; i++)
@@ -484,7 +484,7 @@ static int list_tensors(struct ws_request *rq, struct ws_version *v, struct list
     struct ws_version_cache *vc = NULL;
     int rc = ws_version_has_files(v) ? ws_version_cache_tensors(rq->fs, v, &vc) : -EAGAIN;
     if (rc == -EAGAIN) {
-        ws_request_park(rq, v, WS_FILE_HEADERS, 0, 0, ws_tree_meta_ms(rq->fs, v));
+        ws_request_park(rq, v, WS_FILE_HEADERS, 0, 0, ws_tree_list_ms(rq->fs, v));
         return 1;
     }
     for (size_t i = 0; rc == 0 && i < vc->n_tensors; i++) {

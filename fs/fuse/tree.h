@@ -35,7 +35,8 @@ mode_t ws_tree_kind_type(enum ws_tree_kind kind); /* S_IFDIR, S_IFREG or S_IFLNK
 /* Do reads of this file, of a version with its manifest, come to the daemon, so that it learns from them (need=learn)? */
 bool ws_fs_sees_reads(struct ws_version *v, size_t file);
 
-/* How long a lookup of names and sizes waits: as long as a read if the version must first be made. */
-unsigned ws_tree_meta_ms(const struct ws_fs *fs, struct ws_version *v);
+/* How long the list of a folder waits for a version's manifest: not as long as an opening does, which may be an engine's, unless
+ * the version must first be made. */
+unsigned ws_tree_list_ms(const struct ws_fs *fs, struct ws_version *v);
 
 #endif

@@ -237,6 +237,8 @@ bool ws_version_leaves_out(struct ws_version *v, const char *name, bool is_tenso
 /* Starts a pull of the whole version unless it is here or a pull runs, whose priority may rise. */
 enum ws_priority { WS_PRIORITY_BACKGROUND, WS_PRIORITY_SWITCH, WS_PRIORITY_READER };
 void ws_version_start(struct ws_version *v, enum ws_priority priority);
+/* Why a wait of timeout_ms for the version, or its pull, ended with rc, in a sentence; returns rc, negative. */
+int ws_version_explain(struct ws_version *v, int rc, int timeout_ms, struct ws_error *err);
 /* Starts a pull and waits until the version is READY. The pull's error; -ECANCELED: *cancel; -EAGAIN: not
  * within timeout_ms (negative: no limit), the pull goes on and err says ETIMEDOUT. */
 WS_MUST_USE int ws_version_pull(struct ws_version *v, enum ws_priority priority, int timeout_ms,

@@ -79,8 +79,7 @@ static int wait_for(struct ws_version *v, size_t file, enum ws_priority priority
     return rc;
 }
 
-/* The pull's sentence if rc is the pull's error, else a sentence about the wait. */
-static int explain(struct ws_version *v, int rc, int timeout_ms, struct ws_error *err)
+int ws_version_explain(struct ws_version *v, int rc, int timeout_ms, struct ws_error *err)
 {
     struct ws_store *s = v->store;
     char text[WS_ERROR_TEXT] = "";
@@ -112,7 +111,7 @@ int ws_version_pull(struct ws_version *v, enum ws_priority priority, int timeout
         rc = v->state == WS_FAILED && v->error_code > 0 ? -v->error_code : -EAGAIN;
         pthread_mutex_unlock(&v->store->lock);
     }
-    const int explained = rc < 0 ? explain(v, rc, timeout_ms, err) : 0;
+    const int explained = rc < 0 ? ws_version_explain(v, rc, timeout_ms, err) : 0;
     return rc == -EAGAIN ? rc : explained;
 }
 
@@ -133,7 +132,7 @@ const struct ws_manifest *ws_version_manifest(struct ws_version *v, struct ws_er
     if (!ws_version_has_manifest(v)) {
         int rc = wait_for(v, WS_FILE_MANIFEST, WS_PRIORITY_READER, WS_REPLY_TIMEOUT_MS, NULL);
         if (rc < 0) {
-            explain(v, rc, WS_REPLY_TIMEOUT_MS, err);
+            ws_version_explain(v, rc, WS_REPLY_TIMEOUT_MS, err);
             return NULL;
         }
     }

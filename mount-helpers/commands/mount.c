@@ -142,9 +142,9 @@ const struct cli_command cmd_umount = {
     .name = "umount",
     .summary = "end a mount",
     .synopsis = "[--lazy] DIR",
-    .description =
-        "Ends the mount and its daemon. Engines keep what they have loaded, and mappings stay readable. "
-        "Root tries a busy mount again for 2.5 s; it is left as it was then.",
+    .description = "Ends the mount. Its daemon ends moments later, when it has told its sources and engines. "
+                   "Engines keep what they have loaded, and mappings stay readable. "
+                   "Root tries a busy mount again for 2.5 s; it is left as it was then.",
     .examples = "wsync umount /wsync",
     .options = umount_options,
     .max_words = 1,

@@ -113,6 +113,10 @@ static void test_reports(void **state)
         assert_true(ws_condition_silent(&c, "still gone", &lost) && !lost);
         check(&c, WS_ENGINE_UNKNOWN, WS_WEIGHTS_SOUND, false);
         assert_string_equal(c.error, "gone");
+        assert_true(
+            hears(&c, NEW, false, OLD)); /* it is there again: that it was silent is no news any more */
+        check(&c, WS_ENGINE_STALE, WS_WEIGHTS_SOUND, false);
+        assert_string_equal(c.error, "");
     }
     make(&c, remote); /* the version of an engine that does not report one is the recorded one */
     assert_true(hears(&c, "", false, NEW));

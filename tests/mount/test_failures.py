@@ -85,6 +85,51 @@ def test_agent_restarts():
     assert tensors_of(path) == tensors_of(folder + "/model.safetensors")
 
 
+def test_first_open_waits_for_the_deadline():
+    "the first open of a version, of which not even the manifest is here, waits as long as deadline= says; a list of its folder does not"
+    agent, _ = published()
+    mounts = [mounted(agent.url, f"deadline={seconds}") for seconds in (1, 13)]
+    suspend(agent.pid)
+    try:
+        for mount, said in zip(mounts, (" came for 1.0 s", " came for 13.0 s")):
+            assert error_of(lambda m=mount: m.read("actor/1/model.safetensors")) == "ETIMEDOUT"
+            assert said in mount.text("actor/last_error"), mount.text("actor/last_error")
+        assert error_of(lambda: os.listdir(mounts[1].file("actor/1"))) == "ETIMEDOUT"
+        assert " came for 10.0 s" in mounts[1].text("actor/last_error"), mounts[1].text("actor/last_error")
+    finally:
+        os.kill(agent.pid, signal.SIGCONT)
+
+
+def test_pinned_and_gone():
+    "a pinned version that is not here and that no source has any more: a read says so in last_error and events"
+    agent, _ = published()
+    mount = mounted(agent.url)
+    mount.write("pin 1", "actor/ctl")
+    agent.kill()
+    Agent(port=agent.port, sock=agent.sock)
+    wait_for(lambda: "gone-at-source" in mount.status("actor")["version.1"], "the mount to hear of it")
+    for _ in range(2):
+        assert error_of(lambda: mount.read("actor/1/model.safetensors")) == "ESTALE"
+    assert "no source has it any more" in mount.text("actor/last_error")
+    assert mount.text("actor/events").count("no source has it any more") == 1
+
+
+def test_own_folder():
+    "what an option or a source names below the mount's own folder is refused: the daemon would wait for itself"
+    agent, _ = published()
+    folder = unique("mnt")
+    os.makedirs(folder)
+    link = unique("link")
+    os.symlink(folder, link)
+    for option in (f"state={folder}/s", f"config={folder}/c", f"log={folder}/l", f"audit-log={link}/a", f"state={folder}/none/deeper/s"):
+        r = wsync("mount", "-o", option, agent.url, folder, check=False)
+        assert r.returncode == 2 and "the mount's own folder" in r.stderr, (option, r.returncode, r.stderr)
+    for source in (f"dir:{folder}", f"unix:{folder}/agent.sock"):
+        r = wsync("mount", source, folder, check=False)
+        assert r.returncode == 2 and "the mount's own folder" in r.stderr, (source, r.returncode, r.stderr)
+    assert not os.path.ismount(folder)
+
+
 def test_away_behind_a_proxy():
     "a source whose proxy closes handshakes while it is away is tried again"
     agent, folder = published()
@@ -120,7 +165,7 @@ def test_stream_deadline():
 
 
 def test_failed_read_is_reported():
-    "a read that fails because the agent is away is in last_error and, once, in events; a successful pull clears last_error"
+    "a read that fails because the agent is away is in last_error and, once for each reason, in events; a successful pull clears last_error"
     agent, _ = published()
     mount = mounted(agent.url, "deadline=2")
     agent.kill()
@@ -129,7 +174,8 @@ def test_failed_read_is_reported():
     said = wait_for(lambda: mount.text("actor/last_error"), "the reason", 60)
     assert "errno " in said and "agent" in said, said
     events = [line for line in mount.text("actor/events").splitlines() if " unread " in line or " failed " in line]
-    assert events and len([line for line in events if " unread " in line]) <= 1, events
+    unread = [line.split(" why=")[0].split(" ", 1)[1] for line in events if " unread " in line]
+    assert events and len(unread) == len(set(unread)), events  # once for each errno: at first the mount does not know that it is away
     again = Agent(port=agent.port)
     again.publish("actor", 1, checkpoint(SMALL))
     wait_for(lambda: not error_of(lambda: mount.read("actor/1/model.safetensors")), "the agent that is back", 60)

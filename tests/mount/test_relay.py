@@ -154,7 +154,11 @@ def test_record_while_it_arrives():
     relay.wait_version("actor", 2)
     relay.write("pull 2 async", "actor/ctl")
     wait_for(lambda: gate.path, "the relay to ask for the delta")
-    wait_for(lambda: raw(relay.url, gate.path.replace("/delta?", "/deltas?"))[0] == 200, "the relay's delta")
+
+    def is_offered():
+        gate.let(1)  # what is silent for seconds is given up
+        return raw(relay.url, gate.path.replace("/delta?", "/deltas?"))[0] == 200
+    wait_for(is_offered, "the relay's delta")
     client = http.client.HTTPConnection("127.0.0.1", relay.port, timeout=30 * SLOW)
     client.request("GET", gate.path)
     gate.let(100000)  # the head of the response with it
