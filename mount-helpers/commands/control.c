@@ -103,6 +103,8 @@ static int need_model(const char *mount, const char *model)
     char *text = mounts_read("%s/%s/status", mount, model);
     int missing = text ? 0 : errno;
     free(text);
+    if (missing && mounts_hint(missing)[0])
+        return cli_fail("cannot read %s: %s%s", mount, strerror(missing), mounts_hint(missing));
     if (missing)
         return cli_fail("%s has no model '%s': %s; 'wsync ls' lists what is there", mount, model,
                         strerror(missing));

@@ -99,8 +99,8 @@ static int open_side(struct side *s, const char *path)
     mounts_follow(path, s->path);
     s->json = mounts_read("%s/.wsync/manifest.json", s->path);
     if (!s->json)
-        return cli_fail("cannot read %s/.wsync/manifest.json: %s; is this a mounted version?", s->path,
-                        strerror(errno));
+        return cli_fail("cannot read %s/.wsync/manifest.json: %s%s", s->path, strerror(errno),
+                        mounts_hint(errno)[0] ? mounts_hint(errno) : "; is this a mounted version?");
     if (ws_manifest_from_json(s->json, strlen(s->json), &s->manifest, &err))
         return cli_fail("the manifest of %s is damaged: %s", s->path, err.text);
     return CLI_OK;

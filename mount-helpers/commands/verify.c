@@ -158,8 +158,8 @@ static int run(const struct cli_args *args)
     mounts_follow(named, check.dir);
     char *json = mounts_read("%s/.wsync/manifest.json", check.dir);
     if (!json)
-        return cli_fail("cannot read %s/.wsync/manifest.json: %s; is this a mounted version?", check.dir,
-                        strerror(errno));
+        return cli_fail("cannot read %s/.wsync/manifest.json: %s%s", check.dir, strerror(errno),
+                        mounts_hint(errno)[0] ? mounts_hint(errno) : "; is this a mounted version?");
     int rc = ws_manifest_from_json(json, strlen(json), &manifest, &err);
     free(json);
     if (rc)

@@ -447,6 +447,16 @@ def test_second_mount():
         assert r.returncode == 2 and word in r.stderr, r.stderr
 
 
+def test_commands_on_a_dead_mount():
+    "every command on a mount whose daemon died says so, and what recovers it"
+    agent, _ = published()
+    mount = mounted(agent.url)
+    mount.kill()
+    for words in (("status",), ("ls",), ("load", "actor", "1"), ("pull", "actor", "1"), ("verify", "actor", "1")):
+        r = wsync(words[0], "--mount", mount.path, *words[1:], check=False)
+        assert r.returncode and "its daemon died" in r.stderr, (words, r.stderr)
+
+
 def test_names_of_the_folder():
     "however its path is written, a mount has the kernel's name for it: links, dots, relative paths; also over a dead mount"
     agent, folder = published()
