@@ -121,7 +121,7 @@ static bool is_missing(const struct ws_agent_model *m, unsigned r, bool writing)
 {
     const struct ws_session *c = m->ranks[r];
     if (!c)
-        return !ws_group_remote_node(m, r);
+        return !ws_group_remote_node(m, r) || m->group->remotes[r].away;
     return writing ? c->committed != m->writing : c->stale || (!m->placement && c->placed_hash);
 }
 
@@ -227,6 +227,8 @@ int ws_group_place(struct ws_agent *a, struct ws_agent_model *m, struct ws_regis
     for (unsigned r = 0; r < m->world_size; r++)
         if (m->ranks[r]) {
             struct ws_session *c = m->ranks[r];
+            if (!c->placed && m->group)
+                ws_session_record_missed(m, c, &m->group->given_up);
             c->placed = true;
             c->stale = c->placed_hash && c->placed_hash != ws_group_places_hash(m, c->registration);
             m->n_stale += c->stale;
@@ -278,7 +280,7 @@ void ws_group_joined(struct ws_agent *a, struct ws_agent_model *m, const struct 
         m->group->stale = true;
         ws_group_wake(a, m);
         if (!a->primary)
-            ws_primary_joined(a, m);
+            ws_primary_joined(a, m, last);
         return;
     }
     if (m->n_registered == m->world_size)

@@ -19,7 +19,11 @@
  * version up, versions that differ. The primary's round is then higher than the one that a node is in. Ranks
  * that have not begun that version yet are told so once, at their begin: else they would write a version that
  * cannot become complete, and stay one behind. For the same reason the highest is given up where nodes wrote
- * different ones. */
+ * different ones.
+ *
+ * An agent that is started anew under its name has the same ranks, which come back to it one by one. Their places stay,
+ * and so does the round, as long as each registers what it had registered before and nothing of the round was
+ * written there. Each says from which version on it writes: a lower one that is being written ends at once. */
 #ifndef WS_TRAINER_AGENT_GROUP_GROUP_H
 #define WS_TRAINER_AGENT_GROUP_GROUP_H
 #include "backends/trainer/agent/core/features.h"
@@ -29,7 +33,8 @@ struct ws_group_node { /* the primary's view of another agent */
     uint64_t id;       /* the agent's instance; 0: this entry is free */
     char name[WS_MOUNT_ID_CHARS + 1];
     uint64_t heard_ns;
-    bool member; /* of the epoch: its part is needed */
+    uint64_t renewed_ns; /* when its agent was started anew; 0: no rank of it is away since */
+    bool member;         /* of the epoch: its part is needed */
     uint64_t epoch, round, version;
     char lineage[WS_LINEAGE_CHARS + 1];
     bool committed, sealed; /* in that round */
@@ -41,6 +46,7 @@ struct ws_group_remote { /* a rank on another node, at the primary */
     struct ws_registration *registration;
     struct ws_group_node *node;
     uint64_t ticket;
+    bool away; /* its node's agent was started anew, and it has not registered there yet */
 };
 
 struct ws_group {
@@ -149,7 +155,7 @@ const struct ws_group_node *ws_group_remote_node(const struct ws_agent_model *m,
 /* primary.c */
 #define WS_NODE_CALL_MS 10000
 uint64_t ws_primary_step(struct ws_agent *a); /* forgets nodes that are silent; returns how long to wait */
-void ws_primary_joined(struct ws_agent *a, struct ws_agent_model *m);
+void ws_primary_joined(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *last);
 /* Goes as far as it can. true: a version was announced, and the caller notifies clients that poll. */
 bool ws_primary_advance(struct ws_agent *a, struct ws_agent_model *m);
 /* secondary.c: one exchange for each model that needs one (the lock is given up meanwhile). */

@@ -279,9 +279,37 @@ static void placement_changed(struct ws_agent *a, struct ws_agent_model *m, cons
         g->round++; /* for ranks whose begin is not reported yet; g->why keeps the reason */
 }
 
-void ws_primary_joined(struct ws_agent *a, struct ws_agent_model *m)
+/* A rank came back, and begins no version before `from`. A lower one can never be complete: the one that is being
+ * written ends, and ranks that have yet to begin one are told. */
+static void skip_until(struct ws_agent *a, struct ws_agent_model *m, unsigned rank, const char *node_name,
+                       uint64_t from)
+{
+    struct ws_group *g = m->group;
+    const bool is_same_lineage = strcmp(g->given_up.lineage, m->group_lineage) == 0;
+    const uint64_t newest = m->has_published && strcmp(m->lineage, m->group_lineage) == 0 ? m->newest : 0;
+    const uint64_t version = highest(m);
+    char why[WS_ERROR_TEXT];
+    if (!from || g->hashing)
+        return;
+    snprintf(why, sizeof(why), "rank %u on %.200s came back, and goes on with version %" PRIu64, rank,
+             node_name, from);
+    if (version && version < from)
+        abandon(a, m, why);
+    const struct ws_version_id before = ws_version_id_make(from - 1, m->group_lineage);
+    if (before.version <= newest || (is_same_lineage && before.version <= g->given_up.version) ||
+        g->round < 2)
+        return;
+    if (!m->writing)
+        ws_agent_model_record_why(m, why);
+    ws_group_record_why(g, NULL, why);
+    ws_group_given_up(m, &before, g->round - 1);
+    pthread_cond_broadcast(&a->changed);
+}
+
+void ws_primary_joined(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *last)
 {
     placement_changed(a, m, "a rank joined: the placement is about to change");
+    skip_until(a, m, last->rank, a->node_name, last->from);
     try_place(a, m);
 }
 
@@ -322,6 +350,15 @@ static void drop_node(struct ws_agent *a, struct ws_agent_model *m, struct ws_gr
     *n = (struct ws_group_node){0};
 }
 
+/* Ranks that have not come back to an agent that was started anew, in as long as an agent may be silent. */
+static void drop_away(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n)
+{
+    for (unsigned r = 0; r < m->world_size; r++)
+        if (m->group->remotes[r].node == n && m->group->remotes[r].away)
+            drop_rank(a, m, r, "has not registered again since its node's agent was started anew");
+    n->renewed_ns = 0;
+}
+
 uint64_t ws_primary_step(struct ws_agent *a)
 {
     struct ws_group_thread *t = ws_group_thread_of(a);
@@ -335,10 +372,15 @@ uint64_t ws_primary_step(struct ws_agent *a)
             if (!g->nodes[i].id)
                 continue;
             wait = wait > TURN_NS ? TURN_NS : wait;
+            struct ws_group_node *n = &g->nodes[i];
             if (late)
-                g->nodes[i].heard_ns = now;
-            if (now > g->nodes[i].heard_ns && now - g->nodes[i].heard_ns > SILENT_NS)
-                drop_node(a, m, &g->nodes[i]);
+                n->heard_ns = now;
+            if (late && n->renewed_ns)
+                n->renewed_ns = now;
+            if (n->renewed_ns && now > n->renewed_ns && now - n->renewed_ns > SILENT_NS)
+                drop_away(a, m, n);
+            if (now > n->heard_ns && now - n->heard_ns > SILENT_NS)
+                drop_node(a, m, n);
         }
         if (g)
             try_place(a, m);
@@ -350,14 +392,62 @@ uint64_t ws_primary_step(struct ws_agent *a)
 
 /* --- messages of a node --- */
 
-static struct ws_group_node *node_of(struct ws_group *g, uint64_t id, const char *name, struct ws_error *err)
+/* The node whose agent was started anew, as this instance: it has the name of one that was started before, and ranks of
+ * it. NULL: there is none. */
+static struct ws_group_node *node_before(const struct ws_agent_model *m, uint64_t id, const char *name,
+                                         const json_t *ranks)
 {
+    const json_t *one;
+    size_t i;
+    json_array_foreach(ranks, i, one)
+    {
+        const json_int_t r = json_integer_value(json_array_get(one, 0));
+        struct ws_group_node *n = r >= 0 && r < (json_int_t)m->world_size ? m->group->remotes[r].node : NULL;
+        if (n && n->id < id && strcmp(n->name, name) == 0)
+            return n;
+    }
+    return NULL;
+}
+
+/* What was written there is lost. Its ranks keep their places until they are back. */
+static void renew_node(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n, uint64_t id)
+{
+    struct ws_group *g = m->group;
+    const uint64_t version = n->round == g->round ? n->version : 0;
+    const bool lost = n->member && (g->hashing || version);
+    char why[WS_ERROR_TEXT];
+    ws_log(WS_LOG_WARN, "agent", "a node's agent was started anew model=%s node=%s", m->name, n->name);
+    if (lost) {
+        snprintf(why, sizeof(why),
+                 "the agent of the node %.200s was started anew: what its ranks had written is lost",
+                 n->name);
+        abandon(a, m, why);
+    }
+    ws_audit_reset(&n->audit);
+    n->id = id;
+    n->epoch = n->round = n->version = n->audit_round = 0;
+    n->committed = n->sealed = false;
+    n->renewed_ns = ws_clock_ns();
+    for (unsigned r = 0; r < m->world_size; r++)
+        if (g->remotes[r].node == n)
+            g->remotes[r].away = true;
+}
+
+static struct ws_group_node *node_of(struct ws_agent *a, struct ws_agent_model *m, uint64_t id,
+                                     const char *name, const json_t *ranks, struct ws_error *err)
+{
+    struct ws_group *g = m->group;
     struct ws_group_node *place_ = NULL;
     for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++) {
         if (g->nodes[i].id == id)
             return &g->nodes[i];
         if (!g->nodes[i].id && !place_)
             place_ = &g->nodes[i];
+    }
+    struct ws_group_node *before = node_before(m, id, name, ranks);
+    if (before) {
+        renew_node(a, m, before, id);
+        return before;
     }
     if (!place_) {
         ws_error_set(err, E2BIG, "%.200s is one node more than %d", name, WS_MAX_NODE_PARTS);
@@ -381,8 +471,30 @@ static bool is_listed(const json_t *ranks, unsigned rank, uint64_t ticket)
     return false;
 }
 
+/* Takes away the registration of a rank that was away, for the new one. Returns whether its places stay. */
+static bool take_back(struct ws_agent_model *m, unsigned rank, const struct ws_registration *now,
+                      bool knows_from)
+{
+    struct ws_group *g = m->group;
+    struct ws_group_remote *before = &g->remotes[rank];
+    struct ws_group_node *n = before->node;
+    bool any_away = false;
+    if (!before->away)
+        return false;
+    const bool same = knows_from && !g->stale && ws_registration_repeats(now, before->registration);
+    ws_registration_free(before->registration);
+    *before = (struct ws_group_remote){0};
+    g->n_remotes--;
+    for (unsigned r = 0; r < m->world_size; r++)
+        any_away = any_away || (g->remotes[r].node == n && g->remotes[r].away);
+    if (!any_away)
+        n->renewed_ns = 0;
+    return same;
+}
+
 static int add_rank(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n, unsigned rank,
-                    uint64_t ticket, const json_t *body, const json_t *registration, struct ws_error *err)
+                    uint64_t ticket, uint64_t from, const json_t *body, const json_t *registration,
+                    struct ws_error *err)
 {
     struct ws_group *g = m->group;
     struct ws_registration *r;
@@ -392,13 +504,20 @@ static int add_rank(struct ws_agent *a, struct ws_agent_model *m, struct ws_grou
         rc = ws_registration_from_json(registration, rank, &r, err);
     if (rc < 0)
         return rc;
+    const bool keeps_places =
+        take_back(m, rank, r, from && m->shard_bytes == ws_agent_number(body, "shard_bytes", 0));
     g->remotes[rank] = (struct ws_group_remote){.registration = r, .node = n, .ticket = ticket};
     g->n_remotes++;
+    if (keeps_places) {
+        skip_until(a, m, rank, n->name, from);
+        return 0;
+    }
     m->spans_nodes = true; /* until a placement says otherwise: this node alone announces nothing */
     m->shard_bytes = ws_agent_number(body, "shard_bytes", 0);
     if (m->n_registered == 0)
         m->max_slots = a->options.max_slots;
     placement_changed(a, m, "a rank joined: the placement is about to change");
+    skip_until(a, m, rank, n->name, from);
     return 0;
 }
 
@@ -416,12 +535,13 @@ static void record_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws
     const uint64_t world = ws_agent_number(body, "world_size", 0);
     size_t i;
     for (unsigned r = 0; r < m->world_size; r++)
-        if (g->remotes[r].node == n && !is_listed(ranks, r, g->remotes[r].ticket))
+        if (g->remotes[r].node == n && !g->remotes[r].away && !is_listed(ranks, r, g->remotes[r].ticket))
             drop_rank(a, m, r, "ended, or registered anew");
     json_array_foreach(ranks, i, one)
     {
         unsigned rank = (unsigned)json_integer_value(json_array_get(one, 0));
         uint64_t ticket = (uint64_t)json_integer_value(json_array_get(one, 1));
+        const uint64_t from = (uint64_t)json_integer_value(json_array_get(one, 2));
         struct ws_error err = {0};
         char key[16];
         if (world != m->world_size && (n_here(m) > 0 || m->preparing || world == 0 || world > WS_MAX_RANKS ||
@@ -432,9 +552,10 @@ static void record_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws
             json_array_append_new(refused, refusal_json(rank, EBUSY, err.text));
             continue;
         }
-        if (rank >= m->world_size || (g->remotes[rank].node == n && g->remotes[rank].registration))
+        if (rank >= m->world_size || (g->remotes[rank].node == n && !g->remotes[rank].away))
             continue;
-        if (m->ranks[rank] || g->remotes[rank].registration) {
+        const bool returns = g->remotes[rank].node == n;
+        if (m->ranks[rank] || (g->remotes[rank].registration && !returns)) {
             snprintf(err.text, sizeof(err.text),
                      "rank %u of %s is registered on the node %.200s; it did not end in time", rank, m->name,
                      m->ranks[rank] ? a->node_name : g->remotes[rank].node->name);
@@ -445,7 +566,7 @@ static void record_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws
         const json_t *registration = json_object_get(json_object_get(body, "registrations"), key);
         if (!registration)
             json_array_append_new(need, json_integer((json_int_t)rank));
-        else if (add_rank(a, m, n, rank, ticket, body, registration, &err) < 0)
+        else if (add_rank(a, m, n, rank, ticket, from, body, registration, &err) < 0)
             json_array_append_new(refused, refusal_json(rank, err.code, err.text));
     }
 }
@@ -483,6 +604,17 @@ static bool is_plausible(const struct ws_agent_model *m, const struct ws_version
     return v->version - m->newest <= most || (m->writing && m->writing_version == v->version);
 }
 
+static int check_claim(const struct ws_agent_model *m, const struct ws_version_id *claimed,
+                       struct ws_error *err)
+{
+    return is_plausible(m, claimed)
+               ? 0
+               : ws_error_set(err, EINVAL,
+                              "a node has version %" PRIu64 " of %s, whose newest is %" PRIu64
+                              ": no trainer is so far ahead; open another lineage for such a jump (new_run)",
+                              claimed->version, m->name, m->newest);
+}
+
 static int check_claims(const struct ws_agent_model *m, const json_t *body, struct ws_error *err)
 {
     const json_t *given_up = json_object_get(body, "given_up");
@@ -491,14 +623,19 @@ static int check_claims(const struct ws_agent_model *m, const json_t *body, stru
     const struct ws_version_id claims[] = {
         ws_version_id_make(ws_agent_number(body, "version", 0), lineage ? lineage : ""),
         ws_version_id_make(ws_agent_number(given_up, "version", 0), abandoned ? abandoned : "")};
-    for (size_t i = 0; i < sizeof(claims) / sizeof(claims[0]); i++)
-        if (!is_plausible(m, &claims[i]))
-            return ws_error_set(
-                err, EINVAL,
-                "a node has version %" PRIu64 " of %s, whose newest is %" PRIu64
-                ": no trainer is so far ahead; open another lineage for such a jump (new_run)",
-                claims[i].version, m->name, m->newest);
-    return 0;
+    const json_t *one;
+    size_t i;
+    int rc = 0;
+    for (i = 0; rc == 0 && i < sizeof(claims) / sizeof(claims[0]); i++)
+        rc = check_claim(m, &claims[i], err);
+    json_array_foreach(json_object_get(body, "ranks"), i, one)
+    {
+        const struct ws_version_id from =
+            ws_version_id_make((uint64_t)json_integer_value(json_array_get(one, 2)), m->lineage);
+        if (rc == 0)
+            rc = check_claim(m, &from, err);
+    }
+    return rc;
 }
 
 /* The model that a node's message names. One that is not known here is made for ranks that the message registers, and
@@ -618,7 +755,7 @@ static json_t *reply_json(const struct ws_agent *a, const struct ws_agent_model 
         json_object_set_new(o, "given_up",
                             json_pack("{s:I,s:s,s:I}", "version", (json_int_t)g->given_up.version, "run",
                                       g->given_up.lineage, "round", (json_int_t)g->given_up_round));
-    if (whole && n->member && n->epoch != g->epoch)
+    if (whole && n->member && n->epoch != g->epoch && !n->renewed_ns)
         json_object_set_new(o, "group", group_json(m, n, repeats));
     return o;
 }
@@ -656,7 +793,7 @@ int ws_primary_node_route(struct ws_agent *a, const struct ws_api_request *q, co
     rc = m ? ws_group_make(m, err) : -err->code;
     if (rc == 0)
         rc = check_claims(m, body, err);
-    if (rc == 0 && !(n = node_of(m->group, id, name, err)))
+    if (rc == 0 && !(n = node_of(a, m, id, name, json_object_get(body, "ranks"), err)))
         rc = -E2BIG;
     if (rc == 0) {
         n->heard_ns = ws_clock_ns();

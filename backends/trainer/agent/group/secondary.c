@@ -38,13 +38,20 @@ static json_t *registrations_json(const struct ws_agent_model *m)
     return all;
 }
 
+/* from: the rank comes back, and writes no version before that one. */
+static json_t *rank_json(const struct ws_session *c)
+{
+    return c->from ? json_pack("[i,I,I]", (int)c->rank, (json_int_t)c->ticket, (json_int_t)c->from)
+                   : json_pack("[i,I]", (int)c->rank, (json_int_t)c->ticket);
+}
+
 static json_t *report_json(const struct ws_agent *a, struct ws_agent_model *m)
 {
     const struct ws_group *g = m->group;
     json_t *ranks = json_array();
     for (unsigned r = 0; r < m->world_size; r++)
         if (m->ranks[r])
-            json_array_append_new(ranks, json_pack("[i,I]", (int)r, (json_int_t)m->ranks[r]->ticket));
+            json_array_append_new(ranks, rank_json(m->ranks[r]));
     json_t *o = json_pack("{s:s,s:b,s:I,s:I,s:I,s:b,s:I,s:o,s:o,s:I,s:s}", "node", a->node_name, "repeats", 1,
                           "id", (json_int_t)a->instance, "world_size", (json_int_t)m->world_size,
                           "shard_bytes", (json_int_t)m->shard_bytes, "new_run", (int)g->opens_lineage,
@@ -251,18 +258,19 @@ static bool apply_reply(struct ws_agent *a, struct ws_agent_model *m, const json
     if (primary != g->primary_id)
         forget_primary(a, m, primary);
     bool announced = apply_round(a, m, reply);
+    bool is_whole = json_is_true(json_object_get(reply, "whole"));
+    const bool adopts =
+        is_whole && group && !m->preparing && !m->writing && is_ours(m, json_object_get(group, "tickets"));
+    if (adopts && lineage && *lineage)
+        snprintf(m->group_lineage, sizeof(m->group_lineage), "%s", lineage);
     apply_given_up(m, reply);
     json_decref(g->wanted_ranks);
     g->wanted_ranks = json_deep_copy(json_object_get(reply, "need"));
     g->send_now = g->send_now || json_array_size(g->wanted_ranks) > 0;
     g->n_present = (unsigned)ws_agent_number(reply, "here", 0);
     apply_refusals(a, m, reply);
-    bool is_whole = json_is_true(json_object_get(reply, "whole"));
-    if (is_whole && group && !m->preparing && !m->writing && is_ours(m, json_object_get(group, "tickets"))) {
-        if (lineage && *lineage)
-            snprintf(m->group_lineage, sizeof(m->group_lineage), "%s", lineage);
+    if (adopts)
         adopt(a, m, group, ws_agent_number(reply, "epoch", 0));
-    }
     const char *why = json_string_value(json_object_get(reply, "why"));
     if (!is_whole && why && *why)
         snprintf(m->why, sizeof(m->why), "%s", why);
