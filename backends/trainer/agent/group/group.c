@@ -402,8 +402,7 @@ void ws_group_abandoned(struct ws_agent *a, struct ws_agent_model *m, const char
     if (!g || !m->spans_nodes || g->writing_round != g->round) /* its round is over */
         return;
     if (!a->primary) {
-        g->round++;
-        g->hashing = false;
+        ws_primary_end_round(a, g);
         ws_group_record_why(g, a->node_name, why);
     } else {
         g->gave_up = g->round;
@@ -444,14 +443,29 @@ static json_t *nodes_json(const struct ws_agent *a, const struct ws_agent_model 
 
 /* --- the thread of either side --- */
 
+/* Under lock, which is given up meanwhile. */
+static void answer_held(struct ws_agent *a)
+{
+    struct ws_group_thread *t = ws_group_thread_of(a);
+    struct ws_tcp_server *tcp = atomic_load(&a->tcp);
+    if (!t->phase_changed)
+        return;
+    t->phase_changed = false;
+    pthread_mutex_unlock(&a->lock);
+    if (tcp)
+        ws_tcp_server_wake_held(tcp);
+    pthread_mutex_lock(&a->lock);
+}
+
 static void *group_main(void *arg)
 {
     struct ws_agent *a = arg;
     pthread_mutex_lock(&a->lock);
     while (!atomic_load(&a->stop)) {
+        answer_held(a);
         uint64_t wait_ns = a->primary ? ws_secondary_step(a) : ws_primary_step(a);
         uint64_t until = ws_clock_ns() + wait_ns;
-        if (wait_ns && !atomic_load(&a->stop))
+        if (wait_ns && !atomic_load(&a->stop) && !ws_group_thread_of(a)->phase_changed)
             (void)ws_cond_wait_until(&ws_group_thread_of(a)->wake, &a->lock, until);
     }
     pthread_mutex_unlock(&a->lock);

@@ -13,11 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BEAT_NS   WS_SECOND_NS /* where nothing happens */
-#define SOON_NS   10000000UL   /* while a version waits for other nodes */
-#define RANKS_NS  50000000UL   /* while ranks wait for others */
-#define AGAIN_NS  200000000UL  /* after a failure */
-#define SILENT_NS (WS_LEASE_GRACE_MS * WS_MS_NS)
+#define BEAT_NS    WS_SECOND_NS /* where nothing happens */
+#define SOON_NS    10000000UL   /* while a version waits for other nodes */
+#define HASHING_NS 200000000UL  /* while this node hashes: what it waits for comes from itself */
+#define HOLD_MS    250          /* a request may be held while the version waits for other nodes */
+#define RANKS_NS   50000000UL   /* while ranks wait for others */
+#define AGAIN_NS   200000000UL  /* after a failure */
+#define SILENT_NS  (WS_LEASE_GRACE_MS * WS_MS_NS)
 
 /* --- messages to the primary; under lock --- */
 
@@ -302,6 +304,23 @@ static void record_silence(struct ws_agent *a, struct ws_agent_model *m, const s
     }
 }
 
+static bool needs_exchange(const struct ws_agent_model *m)
+{
+    const struct ws_group *g = m->group;
+    return g && (m->n_registered || g->n_sent || m->writing || g->gave_up == g->round);
+}
+
+/* A held request delays what this node has to say of other models: then none is held. */
+static bool may_hold(const struct ws_agent *a, const struct ws_agent_model *m)
+{
+    const struct ws_group *g = m->group;
+    unsigned n = 0;
+    for (const struct ws_agent_model *o = a->models; o; o = o->next)
+        n += needs_exchange(o);
+    return n == 1 && m->writing && m->writing->state != WS_SLOT_HASHING && (g->committed || g->sealed) &&
+           g->gave_up != g->round && !g->send_now;
+}
+
 /* Under lock, which is given up meanwhile. */
 static void exchange(struct ws_agent *a, struct ws_agent_model *m)
 {
@@ -312,6 +331,8 @@ static void exchange(struct ws_agent *a, struct ws_agent_model *m)
     json_t *body = report_json(a, m), *reply = NULL;
     bool announced = false;
     g->send_now = false;
+    if (body && may_hold(a, m))
+        json_object_set_new(body, "hold_ms", json_integer(HOLD_MS));
     g->n_sent = m->n_registered;
     if (!g->reply_ns)
         g->reply_ns = ws_clock_ns();
@@ -336,12 +357,6 @@ static void exchange(struct ws_agent *a, struct ws_agent_model *m)
     }
 }
 
-static bool needs_exchange(const struct ws_agent_model *m)
-{
-    const struct ws_group *g = m->group;
-    return g && (m->n_registered || g->n_sent || m->writing || g->gave_up == g->round);
-}
-
 static uint64_t pause_ns(const struct ws_agent_model *m)
 {
     const struct ws_group *g = m->group;
@@ -349,6 +364,8 @@ static uint64_t pause_ns(const struct ws_agent_model *m)
         return AGAIN_NS;
     if (g->send_now)
         return 0;
+    if (m->writing && m->writing->state == WS_SLOT_HASHING && g->gave_up != g->round)
+        return HASHING_NS;
     if ((m->writing && (g->committed || g->sealed)) || (g->gave_up && g->gave_up == g->round))
         return SOON_NS;
     return m->n_registered && !g->is_complete ? RANKS_NS : BEAT_NS;
