@@ -269,7 +269,7 @@ static double publish(uint64_t version)
         const int ready = poll(fds, group.n, 20);
         if (ready == 0)
             ask_as_others();
-        if (ready < 0 || bench_now() - start > WAIT_MS / 1000)
+        if (ready < 0 || bench_now() - start > WAIT_MS / 1e3)
             bench_fail("version %" PRIu64 " was not announced: %u of %u nodes", version, over, group.n);
         for (unsigned i = 0; i < group.n; i++) {
             struct node *n = &group.nodes[i];

@@ -142,7 +142,7 @@ static int add_rank(struct ws_agent *a, struct ws_agent_model *m, struct ws_grou
                     struct ws_error *err)
 {
     struct ws_group *g = m->group;
-    struct ws_registration *r;
+    struct ws_registration *r = NULL;
     int rc = ws_session_set_lineage(m, json_string_value(json_object_get(body, "run")),
                                     json_is_true(json_object_get(body, "new_run")), ws_primary_n_here(m) == 0,
                                     err);
