@@ -15,7 +15,8 @@
 
 #include <cmocka.h>
 
-#define MAX_RANKS   6
+#define MAX_RANKS   WS_MAX_NODE_PARTS
+#define FEW_RANKS   6
 #define MAX_TENSORS 12
 #define SIDECAR     "config.json"
 #define SIDECAR_IS  "{\"a\":1}"
@@ -265,12 +266,12 @@ static void share_out(struct world *w)
     }
 }
 
-static void make_world(struct world *w, unsigned n_tensors, uint64_t shard_bytes)
+static void make_world_of(struct world *w, unsigned n_ranks, unsigned n_nodes, unsigned n_tensors,
+                          uint64_t shard_bytes)
 {
     json_t *params[MAX_RANKS];
     struct ws_error err = {0};
-    *w = (struct world){.n_ranks = 2 + any(MAX_RANKS - 1)};
-    w->n_nodes = 2 + any(w->n_ranks - 1);
+    *w = (struct world){.n_ranks = n_ranks, .n_nodes = n_nodes};
     for (unsigned r = 0; r < w->n_ranks; r++) {
         w->node_of[r] = r < w->n_nodes ? r : any(w->n_nodes);
         params[r] = json_array();
@@ -300,6 +301,12 @@ static void make_world(struct world *w, unsigned n_tensors, uint64_t shard_bytes
     share_out(w);
 }
 
+static void make_world(struct world *w, unsigned n_tensors, uint64_t shard_bytes)
+{
+    const unsigned n_ranks = 2 + any(FEW_RANKS - 1);
+    make_world_of(w, n_ranks, 2 + any(n_ranks - 1), n_tensors, shard_bytes);
+}
+
 static void end_world(struct world *w)
 {
     for (unsigned k = 0; k < w->n_nodes; k++) {
@@ -315,7 +322,9 @@ static void end_world(struct world *w)
 
 static void parts_of(const struct world *w, struct ws_node_part_source *parts)
 {
-    static const char *const names[] = {"n0", "n1", "n2", "n3", "n4", "n5"};
+    static char names[MAX_RANKS][8];
+    for (unsigned k = 0; k < w->n_nodes; k++)
+        snprintf(names[k], sizeof(names[k]), "n%u", k);
     for (unsigned k = 0; k < w->n_nodes; k++) /* in any order: reversed */
         parts[w->n_nodes - 1 - k] =
             (struct ws_node_part_source){.from = names[k],
@@ -415,6 +424,18 @@ static void test_random(void **state)
         assert_int_equal(shared, 0); /* every byte is held once */
         end_world(&w);
     }
+}
+
+static void test_most_nodes(void **state)
+{
+    struct world *w = malloc(sizeof(*w));
+    char digest[33];
+    (void)state;
+    assert_non_null(w);
+    make_world_of(w, MAX_RANKS, MAX_RANKS, MAX_TENSORS, 5000);
+    check_map(w, digest);
+    end_world(w);
+    free(w);
 }
 
 static void refuse(struct world *w, int rc, const char *a, const char *b)
@@ -571,9 +592,11 @@ static void test_names(void **state)
     assert_true(ws_name_is_node_part(name, base, &index, &count));
     assert_string_equal(base, "actor");
     assert_true(index == 3 && count == 16);
+    assert_true(ws_name_is_node_part("actor@255.256", base, &index, &count));
+    assert_true(index == 255 && count == WS_MAX_NODE_PARTS);
     static const char *const none[] = {
-        "actor",      "actor@", "actor@1", "actor@1.",   "actor@1.1", "actor@2.2",  "actor@02.4",
-        "actor@1.4x", "@1.4",   "ctl@1.4", "actor@1.99", "a@b@1.2",   "actor@-1.2", "actor@1.4294967298"};
+        "actor",      "actor@", "actor@1", "actor@1.",    "actor@1.1", "actor@2.2",  "actor@02.4",
+        "actor@1.4x", "@1.4",   "ctl@1.4", "actor@1.257", "a@b@1.2",   "actor@-1.2", "actor@1.4294967298"};
     for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
         assert_false(ws_name_is_node_part(none[i], NULL, NULL, NULL));
     memset(lengthy, 'x', WS_MAX_NAME);
@@ -584,8 +607,10 @@ static void test_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_limits), cmocka_unit_test(test_stopped), cmocka_unit_test(test_names),
-        cmocka_unit_test(test_random), cmocka_unit_test(test_refused), cmocka_unit_test(test_hostile_text),
+        cmocka_unit_test(test_limits),       cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_names),        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_most_nodes),   cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_hostile_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -57,12 +58,19 @@ static int no_route(void *self, const char *method, const char *path, struct ws_
     return ws_error_set(err, ENOENT, "there is no %s", path);
 }
 
+/* What the route of /v1/x holds, and how often it was asked. */
+static atomic_bool has_news;
+static atomic_uint n_asked;
+
 static int route(void *self, const struct ws_identity *who, const char *method, const char *path,
                  const char *query, const json_t *body, json_t **reply, char **text, struct ws_error *err)
 {
-    (void)self, (void)who, (void)method, (void)query, (void)body, (void)text;
+    (void)self, (void)who, (void)method, (void)query, (void)text;
     if (strcmp(path, "/") == 0)
         return ws_error_set(err, ENOENT, "nothing is there");
+    atomic_fetch_add(&n_asked, 1);
+    if (json_object_get(body, "hold_ms") && !atomic_load(&has_news))
+        return WS_ROUTE_HELD;
     *reply = json_pack("{s:b}", "taken", 1);
     return 0;
 }
@@ -368,6 +376,43 @@ static void test_many_arguments(void **state)
 
 /* A file that was read only in part would be another file: here a list of authorities without the last
  * one. */
+#define HELD(ms)                                                                                             \
+    "POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "                   \
+    "17\r\n\r\n{\"hold_ms\":" ms "}"
+
+/* A held request takes no thread of the server's: others are answered. It is answered when there is news, else when its
+ * time is over, and a wake without news does not end it. */
+static void test_held(void **state)
+{
+    (void)state;
+    struct ws_tcp_server *s = serve(NULL);
+    atomic_store(&has_news, false);
+    atomic_store(&n_asked, 0);
+    int sock = call(s, HELD("99999"));
+    while (atomic_load(&n_asked) == 0)
+        usleep(1000);
+    assert_int_equal(ask(s, PROBE), 200);
+    while (atomic_load(&n_asked) == 1) {
+        ws_tcp_server_wake_held(s);
+        usleep(1000);
+    }
+    char byte;
+    assert_int_equal(recv(sock, &byte, 1, MSG_DONTWAIT | MSG_PEEK), -1);
+    atomic_store(&has_news, true);
+    ws_tcp_server_wake_held(s);
+    assert_int_equal(status_of(sock), 200);
+    close(sock);
+
+    atomic_store(&has_news, false);
+    atomic_store(&n_asked, 0);
+    assert_int_equal(ask(s, HELD("1    ")), 200);
+    assert_true(atomic_load(&n_asked) >= 2);
+
+    sock = call(s, HELD("99999")); /* the end of the server does not wait for it */
+    ws_tcp_server_free(s);
+    close(sock);
+}
+
 static void test_long_tls_file(void **state)
 {
     static const char begin[] = "-----BEGIN CERTIFICATE-----\n";
@@ -405,6 +450,7 @@ int main(void)
                                        cmocka_unit_test(test_no_descriptors),
                                        cmocka_unit_test(test_no_descriptors_for_http),
                                        cmocka_unit_test(test_many_arguments),
+                                       cmocka_unit_test(test_held),
                                        cmocka_unit_test(test_long_tls_file)};
 
     return cmocka_run_group_tests_name("tcp_serve", tests, NULL, NULL);

@@ -18,7 +18,7 @@
 #define WS_MAX_SIDECAR_BYTES   (1UL << 30)
 #define WS_MAX_MANIFEST_BYTES  (256UL << 20)
 #define WS_MAX_VERSIONS        4096 /* known to a mount, a model */
-#define WS_MAX_MODELS          256
+#define WS_MAX_MODELS          1024
 #define WS_MAX_SLOTS           8
 #define WS_MAX_RANKS           65536
 #define WS_MAX_STREAMS         64
@@ -27,7 +27,7 @@
 #define WS_MAX_DERIVE_PATTERNS 64            /* of layers that such views leave as they are */
 #define WS_MAX_NEEDS           16            /* models of which a mount reads only some tensors */
 #define WS_MAX_NEED_PATTERNS   64            /* of tensors that a mount reads of a model (need=) */
-#define WS_MAX_NODE_PARTS      64            /* nodes of a trainer, each with a part of the model */
+#define WS_MAX_NODE_PARTS      256           /* nodes of a trainer, each with a part of the model */
 #define WS_MAX_NODE_PART_BYTES (256UL << 20) /* the description of one */
 #define WS_FANOUT_STRIPES      4 /* into which a version is dealt out among mounts that serve each other */
 #define WS_MAX_RELAYS          8 /* mounts that a version may come through, one after the other */

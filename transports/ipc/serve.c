@@ -281,6 +281,7 @@ static int serve_catalog(struct client *c, const char *method, const char *path,
         serve_unmap(c, &q);
         break;
     case WS_API_OTHER:
+        json_object_del((json_t *)(uintptr_t)body, "hold_ms"); /* nothing is held here */
         rc = cat->ops->route(cat->self, &c->peer.who, method, path, query, body, &out, &text, err);
         if (rc == 0 && text)
             out = json_string(text);

@@ -32,6 +32,8 @@ struct ws_some {
     bool is_here; /* all of it. Where some was read before, that has to be compared with what it became */
 };
 
+#define WS_ROUTE_HELD 2
+
 struct ws_catalog_ops {
     /* Grows by one at every change of what `models` returns. */
     uint64_t (*seq)(void *self);
@@ -88,7 +90,9 @@ struct ws_catalog_ops {
     /* One of them, for a client that has its role (GET and POST; path from its slash, without query). body is NULL or
      * parsed JSON (borrowed). *reply: JSON to send (new reference) or NULL, else *text: malloc'ed text/plain
      * (metrics). Returns 0, or -errno for the HTTP status: ENOENT 404, EINVAL 400, ESTALE 410, EBUSY 409, EAGAIN
-     * 503, EPERM 403. */
+     * 503, EPERM 403. Where the body has hold_ms, WS_ROUTE_HELD: there is nothing to say yet. (Carried by tcp alone, as
+     * is hold_ms.) It is asked again when the server is told (ws_tcp_server_wake_held), and after so long without
+     * hold_ms in its body. */
     int (*route)(void *self, const struct ws_identity *who, const char *method, const char *path,
                  const char *query, const json_t *body, json_t **reply, char **text, struct ws_error *err);
     /* The error for a request that is none of its routes: what it is instead, or where to look. */

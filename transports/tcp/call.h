@@ -18,6 +18,7 @@ struct ws_tcp_call {
     struct ws_api_request *api; /* while a function serves it; NULL: it waits, or is sent */
     struct ws_tcp_body *body;   /* while it cannot be answered yet */
     bool is_suspended;
+    bool is_held; /* suspended by its route, not for the catalog's seq */
     int64_t poll_end_ms;
 };
 
@@ -31,6 +32,7 @@ struct ws_tcp_server {
     _Atomic uint64_t bytes_sent;
     pthread_mutex_t lock;
     pthread_cond_t changed;
+    _Atomic uint64_t held_wakes; /* grows with lock */
     /* guarded by lock */
     struct ws_tcp_call *polls;
 };
@@ -43,6 +45,9 @@ void ws_tcp_serve_version(struct ws_tcp_call *q, struct ws_http_answer *a);
 
 /* Suspends the request until wake or the end of its time; false: answer now. */
 bool ws_tcp_poll_waits(struct ws_tcp_call *q);
+/* The same for a request that its route holds, of which the server was woken `wakes` times before the route was asked;
+ * false: ask it again. */
+bool ws_tcp_poll_holds(struct ws_tcp_call *q, uint64_t hold_ms, uint64_t wakes);
 bool ws_tcp_poll_has_time(const struct ws_tcp_call *q);
 void ws_tcp_poll_ended(struct ws_tcp_call *q); /* its request has, whether it waited or not */
 WS_MUST_USE int ws_tcp_polls_start(struct ws_tcp_server *s);

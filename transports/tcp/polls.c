@@ -3,6 +3,8 @@
 #include "transports/base/workers.h"
 #include "transports/tcp/call.h"
 
+#define MOST_HOLD_MS 10000
+
 static int64_t now_ms(void)
 {
     return (int64_t)ws_clock_ms();
@@ -20,24 +22,49 @@ static void unlink_poll(struct ws_tcp_call *q)
     q->is_suspended = false;
 }
 
+/* With lock. */
+static bool may_wait(const struct ws_tcp_call *q)
+{
+    return !atomic_load(&q->server->stop) && now_ms() < q->poll_end_ms && !ws_http_is_ending(q->in);
+}
+
+/* With lock. */
+static void suspend_poll(struct ws_tcp_call *q)
+{
+    struct ws_tcp_server *s = q->server;
+    q->is_suspended = true;
+    q->prev = NULL;
+    q->next = s->polls;
+    if (s->polls)
+        s->polls->prev = q;
+    s->polls = q;
+    ws_http_suspend(q->in);
+    pthread_cond_signal(&s->changed);
+}
+
 bool ws_tcp_poll_waits(struct ws_tcp_call *q)
 {
     struct ws_tcp_server *s = q->server;
     if (q->poll_end_ms == 0)
         q->poll_end_ms = now_ms() + q->api->timeout_ms;
     pthread_mutex_lock(&s->lock);
-    bool wait = !atomic_load(&s->stop) && s->catalog.ops->seq(s->catalog.self) <= q->api->since &&
-                now_ms() < q->poll_end_ms && !ws_http_is_ending(q->in);
-    if (wait) {
-        q->is_suspended = true;
-        q->prev = NULL;
-        q->next = s->polls;
-        if (s->polls)
-            s->polls->prev = q;
-        s->polls = q;
-        ws_http_suspend(q->in);
-        pthread_cond_signal(&s->changed);
-    }
+    const bool wait = s->catalog.ops->seq(s->catalog.self) <= q->api->since && may_wait(q);
+    if (wait)
+        suspend_poll(q);
+    pthread_mutex_unlock(&s->lock);
+    return wait;
+}
+
+bool ws_tcp_poll_holds(struct ws_tcp_call *q, uint64_t hold_ms, uint64_t wakes)
+{
+    struct ws_tcp_server *s = q->server;
+    if (q->poll_end_ms == 0)
+        q->poll_end_ms = now_ms() + (int64_t)(hold_ms < MOST_HOLD_MS ? hold_ms : MOST_HOLD_MS);
+    q->is_held = true;
+    pthread_mutex_lock(&s->lock);
+    const bool wait = atomic_load(&s->held_wakes) == wakes && may_wait(q);
+    if (wait)
+        suspend_poll(q);
     pthread_mutex_unlock(&s->lock);
     return wait;
 }
@@ -55,16 +82,22 @@ void ws_tcp_poll_ended(struct ws_tcp_call *q)
     pthread_mutex_unlock(&q->server->lock);
 }
 
-static void resume_polls(struct ws_tcp_server *s, int64_t ended_before_ms)
+/* With lock. */
+static void resume_some(struct ws_tcp_server *s, int64_t ended_before_ms, bool held_only)
 {
-    pthread_mutex_lock(&s->lock);
     for (struct ws_tcp_call *q = s->polls, *next; q; q = next) {
         next = q->next;
-        if (q->poll_end_ms > ended_before_ms && !ws_http_is_ending(q->in))
+        if ((held_only && !q->is_held) || (q->poll_end_ms > ended_before_ms && !ws_http_is_ending(q->in)))
             continue;
         unlink_poll(q);
         ws_http_resume(q->in);
     }
+}
+
+static void resume_polls(struct ws_tcp_server *s, int64_t ended_before_ms)
+{
+    pthread_mutex_lock(&s->lock);
+    resume_some(s, ended_before_ms, false);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -86,6 +119,14 @@ static void *end_polls(void *arg)
 void ws_tcp_server_wake(struct ws_tcp_server *s)
 {
     resume_polls(s, INT64_MAX);
+}
+
+void ws_tcp_server_wake_held(struct ws_tcp_server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    atomic_fetch_add(&s->held_wakes, 1);
+    resume_some(s, INT64_MAX, true);
+    pthread_mutex_unlock(&s->lock);
 }
 
 int ws_tcp_polls_start(struct ws_tcp_server *s)

@@ -1,6 +1,7 @@
 /* Serves a catalog over HTTP; bodies are sent out of the slot's own memory. */
 #include "transports/base/clock.h"
 #include "transports/base/cpu_features.h"
+#include "transports/base/number.h"
 #include "transports/protocol/listing.h"
 #include "transports/tcp/call.h"
 #include <errno.h>
@@ -112,6 +113,26 @@ static void serve_delta(struct ws_tcp_call *q, struct ws_http_answer *a)
     }
 }
 
+/* WS_ROUTE_HELD: the request is suspended, and comes here again. */
+static int ask_route(struct ws_tcp_call *q, struct ws_http_answer *a, struct ws_error *err)
+{
+    const struct ws_catalog *c = &q->server->catalog;
+    struct ws_http_incoming *in = q->in;
+    for (;;) {
+        const uint64_t wakes = atomic_load(&q->server->held_wakes);
+        uint64_t hold_ms = 0;
+        if (q->poll_end_ms && !ws_tcp_poll_has_time(q))
+            json_object_del(in->json, "hold_ms");
+        (void)ws_number_read(json_object_get(in->json, "hold_ms"), &hold_ms);
+        const int rc = c->ops->route(c->self, &in->who, in->method & WS_HTTP_READ ? "GET" : "POST",
+                                     in->target, in->query, in->json, &a->json, &a->text, err);
+        if (rc != WS_ROUTE_HELD || ws_tcp_poll_holds(q, hold_ms, wakes))
+            return rc;
+        if (ws_http_is_ending(in))
+            return ws_error_set(err, ECONNRESET, "the connection is ending");
+    }
+}
+
 static void serve_other(struct ws_tcp_call *q, struct ws_http_answer *a)
 {
     const struct ws_catalog *c = &q->server->catalog;
@@ -123,8 +144,10 @@ static void serve_other(struct ws_tcp_call *q, struct ws_http_answer *a)
     else if (in->body.len > 0 && !ws_http_json(in))
         rc = ws_error_set(&err, EINVAL, "the body of the request is no JSON");
     if (rc == 0)
-        rc = c->ops->route(c->self, &in->who, in->method & WS_HTTP_READ ? "GET" : "POST", in->target,
-                           in->query, in->json, &a->json, &a->text, &err);
+        rc = ask_route(q, a, &err);
+    a->is_later = rc == WS_ROUTE_HELD;
+    if (a->is_later)
+        return;
     a->type = "text/plain; version=0.0.4; charset=utf-8";
     if (rc < 0)
         ws_http_refuse(a, rc, &err);

@@ -35,6 +35,8 @@ WS_MUST_USE int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_ca
                                   const struct ws_tcp_server_options *options, struct ws_error *err);
 unsigned ws_tcp_server_port(const struct ws_tcp_server *s);
 void ws_tcp_server_wake(struct ws_tcp_server *s); /* the catalog's seq changed: answers long polls */
+/* Routes that hold requests are asked again (WS_ROUTE_HELD). */
+void ws_tcp_server_wake_held(struct ws_tcp_server *s);
 struct ws_tcp_server_stats {
     uint64_t bytes_sent, requests, unknown, forbidden; /* the last two: refused with 401, 403 */
     uint64_t ended[WS_HTTP_ENDINGS];                   /* connections that the server ended */

@@ -214,7 +214,9 @@ static int offload(struct wsync_publisher *p, const wsync_param *params, size_t 
 int wsync_offload(wsync_publisher *p, const wsync_param *params, size_t n, uint64_t version)
 {
     ws_publisher_lock(p);
+    p->begins = version <= INT64_MAX ? version : 0;
     int rc = offload(p, params, n, version, ws_last_error());
+    p->begins = 0;
     ws_publisher_unlock(p);
     return rc;
 }

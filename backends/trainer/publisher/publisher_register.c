@@ -173,6 +173,8 @@ static int read_placement(struct wsync_publisher *p, const json_t *reply, struct
             "the answer of the agent at %s is not understood: it is of another release than this "
             "libwsync, %s; use agent and libwsync of one release",
             p->agent, WS_VERSION);
+    if (strcmp(p->lineage, run) != 0)
+        p->last_begun = 0;
     snprintf(p->lineage, sizeof(p->lineage), "%s", run);
     return 0;
 }
@@ -212,10 +214,15 @@ static json_t *registration_json(const struct wsync_publisher *p)
         "params", params, "base", p->base ? ws_base_checkpoint_tensors_json(p->base) : json_array(),
         "sidecars", p->base ? ws_base_checkpoint_sidecars_json(p->base) : json_array());
     const char *run = p->lineage_requested ? p->lineage_requested : p->lineage[0] ? p->lineage : NULL;
+    const bool comes_back = p->lineage[0] && strcmp(run, p->lineage) == 0;
     if (o && p->base)
         json_object_set_new(o, "base_id", json_string(ws_base_checkpoint_id(p->base)));
     if (o && run)
         json_object_set_new(o, "run", json_string(run));
+    if (o && comes_back)
+        json_object_set_new(o, "begun", json_integer((json_int_t)p->last_begun));
+    if (o && comes_back && p->begins)
+        json_object_set_new(o, "begins", json_integer((json_int_t)p->begins));
     if (o) {
         json_object_set_new(o, "audit", json_integer(p->audit_every));
         json_object_set_new(o, "audit_warns", json_boolean(p->audit_warns));

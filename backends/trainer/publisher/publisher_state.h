@@ -68,6 +68,8 @@ struct wsync_publisher {
     _Atomic uint64_t *overflows; /* by params */
     bool begun, fresh;
     uint64_t version;
+    uint64_t last_begun; /* in this lineage: the last that was begun, or came too late; 0: none */
+    uint64_t begins;     /* the version that a call is about to begin; 0: none is */
     struct ws_region **regions;
     struct ws_block_hashes hashes;
     struct ws_publisher_audit *audit; /* the replicas that the agent wants hashed; NULL: none */

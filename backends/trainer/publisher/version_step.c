@@ -92,6 +92,8 @@ int ws_version_step_begin(struct wsync_publisher *p, uint64_t version, bool on_d
     if (p->uses_pinned && !p->pinned && !(p->pinned = ws_pinned_slots_new()))
         return ws_error_set(err, ENOMEM, "no memory for a slot");
     int rc = request_begin(p, version, on_demand, &reply, fds, &n, err);
+    if (rc == 0 || rc == -ECANCELED)
+        p->last_begun = version;
     if (rc < 0)
         return rc;
     p->begun = true;

@@ -33,7 +33,7 @@ void ws_session_end(struct ws_agent *a, struct ws_session *c, const char *how)
     c->writing = false;
     c->committed = NULL;
     c->placed = c->stale = false;
-    c->placed_hash = c->last_begun = c->given_up_until = 0;
+    c->placed_hash = c->last_begun = c->given_up_until = c->from = 0;
     if (m && m->ranks && c->rank < m->world_size && m->ranks[c->rank] == c) {
         m->ranks[c->rank] = NULL;
         m->n_registered--;
@@ -99,6 +99,14 @@ void ws_session_record_late(struct ws_agent_model *m, uint64_t version)
     for (unsigned r = 0; r < m->world_size; r++)
         if (m->ranks[r] && m->ranks[r]->placed && m->ranks[r]->last_begun < version)
             m->ranks[r]->given_up_until = version;
+}
+
+void ws_session_record_missed(const struct ws_agent_model *m, struct ws_session *c,
+                              const struct ws_version_id *given_up)
+{
+    if (c->last_begun && c->last_begun < given_up->version &&
+        strcmp(given_up->lineage, m->group_lineage) == 0)
+        c->given_up_until = given_up->version;
 }
 
 int ws_session_check_late(struct ws_session *c, uint64_t version, struct ws_error *err)

@@ -17,6 +17,9 @@ WS_MUST_USE int ws_session_set_lineage(struct ws_agent_model *m, const char *lin
 WS_MUST_USE int ws_session_check(struct ws_session *c, struct ws_error *err);
 /* A node has abandoned versions up to this one: ranks that have not begun it get that error at their begin. */
 void ws_session_record_late(struct ws_agent_model *m, uint64_t version);
+/* The same for a rank that comes back after the version was given up. */
+void ws_session_record_missed(const struct ws_agent_model *m, struct ws_session *c,
+                              const struct ws_version_id *given_up);
 /* -ECANCELED, once: the rank begins such a version. */
 WS_MUST_USE int ws_session_check_late(struct ws_session *c, uint64_t version, struct ws_error *err);
 /* May this version be published? -EEXIST. */

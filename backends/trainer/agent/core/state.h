@@ -39,6 +39,7 @@ struct ws_session {
     bool lost;                 /* another rank's abandon ended its version; its next call gets that error */
     uint64_t last_begun;       /* the version that it began last, or came too late with */
     uint64_t given_up_until;   /* versions up to this were given up before it began them; its begin fails */
+    uint64_t from;             /* it came back, and begins no version before this one; 0: it did not say */
     bool never_unmaps;         /* libwsync 0.1.0: keeps slots mapped, and cannot be asked to unmap them */
     json_t *mapped_slots;      /* ids of the slots that it may have mapped; NULL: it did not say */
 };

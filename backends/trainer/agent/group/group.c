@@ -121,7 +121,7 @@ static bool is_missing(const struct ws_agent_model *m, unsigned r, bool writing)
 {
     const struct ws_session *c = m->ranks[r];
     if (!c)
-        return !ws_group_remote_node(m, r);
+        return !ws_group_remote_node(m, r) || m->group->remotes[r].away;
     return writing ? c->committed != m->writing : c->stale || (!m->placement && c->placed_hash);
 }
 
@@ -227,6 +227,8 @@ int ws_group_place(struct ws_agent *a, struct ws_agent_model *m, struct ws_regis
     for (unsigned r = 0; r < m->world_size; r++)
         if (m->ranks[r]) {
             struct ws_session *c = m->ranks[r];
+            if (!c->placed && m->group)
+                ws_session_record_missed(m, c, &m->group->given_up);
             c->placed = true;
             c->stale = c->placed_hash && c->placed_hash != ws_group_places_hash(m, c->registration);
             m->n_stale += c->stale;
@@ -278,7 +280,7 @@ void ws_group_joined(struct ws_agent *a, struct ws_agent_model *m, const struct 
         m->group->stale = true;
         ws_group_wake(a, m);
         if (!a->primary)
-            ws_primary_joined(a, m);
+            ws_primary_joined(a, m, last);
         return;
     }
     if (m->n_registered == m->world_size)
@@ -400,8 +402,7 @@ void ws_group_abandoned(struct ws_agent *a, struct ws_agent_model *m, const char
     if (!g || !m->spans_nodes || g->writing_round != g->round) /* its round is over */
         return;
     if (!a->primary) {
-        g->round++;
-        g->hashing = false;
+        ws_primary_end_round(a, g);
         ws_group_record_why(g, a->node_name, why);
     } else {
         g->gave_up = g->round;
@@ -442,14 +443,29 @@ static json_t *nodes_json(const struct ws_agent *a, const struct ws_agent_model 
 
 /* --- the thread of either side --- */
 
+/* Under lock, which is given up meanwhile. */
+static void answer_held(struct ws_agent *a)
+{
+    struct ws_group_thread *t = ws_group_thread_of(a);
+    struct ws_tcp_server *tcp = atomic_load(&a->tcp);
+    if (!t->phase_changed)
+        return;
+    t->phase_changed = false;
+    pthread_mutex_unlock(&a->lock);
+    if (tcp)
+        ws_tcp_server_wake_held(tcp);
+    pthread_mutex_lock(&a->lock);
+}
+
 static void *group_main(void *arg)
 {
     struct ws_agent *a = arg;
     pthread_mutex_lock(&a->lock);
     while (!atomic_load(&a->stop)) {
+        answer_held(a);
         uint64_t wait_ns = a->primary ? ws_secondary_step(a) : ws_primary_step(a);
         uint64_t until = ws_clock_ns() + wait_ns;
-        if (wait_ns && !atomic_load(&a->stop))
+        if (wait_ns && !atomic_load(&a->stop) && !ws_group_thread_of(a)->phase_changed)
             (void)ws_cond_wait_until(&ws_group_thread_of(a)->wake, &a->lock, until);
     }
     pthread_mutex_unlock(&a->lock);

@@ -19,7 +19,11 @@
  * version up, versions that differ. The primary's round is then higher than the one that a node is in. Ranks
  * that have not begun that version yet are told so once, at their begin: else they would write a version that
  * cannot become complete, and stay one behind. For the same reason the highest is given up where nodes wrote
- * different ones. */
+ * different ones.
+ *
+ * An agent that is started anew under its name has the same ranks, which come back to it one by one. Their places stay,
+ * and so does the round, as long as each registers what it had registered before and nothing of the round was
+ * written there. Each says from which version on it writes: a lower one that is being written ends at once. */
 #ifndef WS_TRAINER_AGENT_GROUP_GROUP_H
 #define WS_TRAINER_AGENT_GROUP_GROUP_H
 #include "backends/trainer/agent/core/features.h"
@@ -27,9 +31,12 @@
 
 struct ws_group_node { /* the primary's view of another agent */
     uint64_t id;       /* the agent's instance; 0: this entry is free */
+    unsigned n_ranks;  /* that are registered there */
+    unsigned index;    /* of its part, in the placement that is being made */
     char name[WS_MOUNT_ID_CHARS + 1];
     uint64_t heard_ns;
-    bool member; /* of the epoch: its part is needed */
+    uint64_t renewed_ns; /* when its agent was started anew; 0: no rank of it is away since */
+    bool member;         /* of the epoch: its part is needed */
     uint64_t epoch, round, version;
     char lineage[WS_LINEAGE_CHARS + 1];
     bool committed, sealed; /* in that round */
@@ -41,6 +48,7 @@ struct ws_group_remote { /* a rank on another node, at the primary */
     struct ws_registration *registration;
     struct ws_group_node *node;
     uint64_t ticket;
+    bool away; /* its node's agent was started anew, and it has not registered there yet */
 };
 
 struct ws_group {
@@ -59,6 +67,12 @@ struct ws_group {
     struct ws_group_node nodes[WS_MAX_NODE_PARTS];
     struct ws_group_remote *remotes; /* by rank */
     unsigned n_remotes;
+    struct
+        ws_group_seen { /* nodes that have gone so far, from the first: they need no other look in this phase */
+        uint64_t round, epoch;
+        bool sealed;
+        unsigned n;
+    } seen;
     bool stale; /* a rank joined since the placement was made */
     bool tried; /* and the present ranks allow none: */
     int failed_code;
@@ -85,6 +99,8 @@ struct ws_group_thread {
     pthread_t thread;
     bool has_wake, runs; /* wake is initialised; thread is started */
     pthread_cond_t wake; /* there is something to send to the other side, or the agent stops */
+    bool
+        phase_changed; /* the primary's: a round has ended or is being hashed, and held requests wait for it */
     uint64_t
         stepped_ns; /* when the primary's thread last looked for silent nodes; guarded by the agent's lock */
 };
@@ -149,13 +165,26 @@ const struct ws_group_node *ws_group_remote_node(const struct ws_agent_model *m,
 /* primary.c */
 #define WS_NODE_CALL_MS 10000
 uint64_t ws_primary_step(struct ws_agent *a); /* forgets nodes that are silent; returns how long to wait */
-void ws_primary_joined(struct ws_agent *a, struct ws_agent_model *m);
+void ws_primary_joined(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *last);
+/* The next round begins: held requests of nodes are answered. */
+void ws_primary_end_round(struct ws_agent *a, struct ws_group *g);
 /* Goes as far as it can. true: a version was announced, and the caller notifies clients that poll. */
 bool ws_primary_advance(struct ws_agent *a, struct ws_agent_model *m);
+/* Ends the round without a version. */
+void ws_primary_abandon(struct ws_agent *a, struct ws_agent_model *m, const char *why);
+/* Ranks that are present, on any node. */
+unsigned ws_primary_n_here(const struct ws_agent_model *m);
+void ws_primary_placement_changed(struct ws_agent *a, struct ws_agent_model *m, const char *why);
+/* A rank came back, and begins no version before `from`; 0: it did not say. A lower one can never be complete: the one
+ * that is being written ends, and ranks that have yet to begin one are told. */
+void ws_primary_skip_until(struct ws_agent *a, struct ws_agent_model *m, unsigned rank, const char *node_name,
+                           uint64_t from);
+/* how: the end of a sentence about the rank, "ended". */
+void ws_primary_drop_rank(struct ws_agent *a, struct ws_agent_model *m, unsigned rank, const char *how);
 /* secondary.c: one exchange for each model that needs one (the lock is given up meanwhile). */
 uint64_t ws_secondary_step(struct ws_agent *a);
 
-/* Not under lock: POST /v1/MODEL/node. */
+/* reports.c. Not under lock: POST /v1/MODEL/node; WS_ROUTE_HELD: the node waits for others. */
 WS_MUST_USE int ws_primary_node_route(struct ws_agent *a, const struct ws_api_request *q, const json_t *body,
                                       json_t **reply, struct ws_error *err);
 /* Does a request belong to the primary? Then it is forwarded there. Not under lock. */

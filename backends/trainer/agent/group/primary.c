@@ -1,5 +1,5 @@
-/* The primary of a group: it receives the state of the trainer's other agents, knows all ranks, and decides
- * how far a version is (group.h). */
+/* The primary of a group: it knows all ranks, by reports of the trainer's other agents (reports.c), and decides how far a
+ * version is (group.h). */
 #include "backends/trainer/agent/audit/audit.h"
 #include "backends/trainer/agent/core/journal.h"
 #include "backends/trainer/agent/core/models.h"
@@ -18,10 +18,6 @@
 #define TURN_NS   500000000UL
 #define SOON_NS   20000000UL
 
-/* What a node's agent may claim: it has a role, and may still be wrong. */
-#define MOST_CLAIMED_MODELS 32 /* models that no version and no rank of this node vouches for */
-#define MOST_VERSION_JUMP   (1ULL << 30)
-
 /* --- a round --- */
 
 /* The highest version that ranks are known to write in this round; 0: none is. */
@@ -38,7 +34,21 @@ static uint64_t highest(const struct ws_agent_model *m)
     return version;
 }
 
-static void abandon(struct ws_agent *a, struct ws_agent_model *m, const char *why)
+/* What nodes wait for: their held requests are answered by the group's thread. */
+static void change_phase(struct ws_agent *a)
+{
+    ws_group_thread_of(a)->phase_changed = true;
+    pthread_cond_signal(&ws_group_thread_of(a)->wake);
+}
+
+void ws_primary_end_round(struct ws_agent *a, struct ws_group *g)
+{
+    g->round++;
+    g->hashing = false;
+    change_phase(a);
+}
+
+void ws_primary_abandon(struct ws_agent *a, struct ws_agent_model *m, const char *why)
 {
     struct ws_group *g = m->group;
     const uint64_t before = g->round;
@@ -50,7 +60,7 @@ static void abandon(struct ws_agent *a, struct ws_agent_model *m, const char *wh
     if (!m->n_local)
         ws_agent_audit_discarded(m);
     if (g->round == before)
-        g->round++;
+        ws_primary_end_round(a, g);
     g->hashing = false;
     ws_group_record_why(g, NULL, why);
     if (given_up.version)
@@ -78,14 +88,17 @@ static const struct ws_group_node *first_member(const struct ws_group *g)
     return NULL;
 }
 
-/* Have all that write in this epoch gone so far? */
-static bool have_all(const struct ws_agent_model *m, bool sealed)
+/* Have all that write in this epoch gone so far? Each node is looked at once a phase, and the first that has not. */
+static bool have_all(struct ws_agent_model *m, bool sealed)
 {
-    const struct ws_group *g = m->group;
+    struct ws_group *g = m->group;
+    struct ws_group_seen *seen = &g->seen;
     if (m->n_local && !(m->writing && g->writing_round == g->round && (sealed ? g->sealed : g->committed)))
         return false;
-    for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++) {
-        const struct ws_group_node *n = &g->nodes[i];
+    if (seen->round != g->round || seen->epoch != g->epoch || seen->sealed != sealed)
+        *seen = (struct ws_group_seen){.round = g->round, .epoch = g->epoch, .sealed = sealed};
+    for (; seen->n < WS_MAX_NODE_PARTS; seen->n++) {
+        const struct ws_group_node *n = &g->nodes[seen->n];
         if (n->id && n->member &&
             !(n->round == g->round && n->epoch == g->epoch && (sealed ? n->sealed : n->committed)))
             return false;
@@ -128,11 +141,11 @@ static void begin_hashing(struct ws_agent *a, struct ws_agent_model *m)
                  m->n_local ? a->node_name : one->name, version, lineage, other->name, other->version,
                  other->lineage);
         ws_log(WS_LOG_ERROR, "agent", "version refused model=%s: %s", m->name, why);
-        abandon(a, m, why);
+        ws_primary_abandon(a, m, why);
         return;
     }
     if (audit(m, version, why, sizeof(why)) < 0) {
-        abandon(a, m, why);
+        ws_primary_abandon(a, m, why);
         return;
     }
     g->hashing = true;
@@ -140,14 +153,14 @@ static void begin_hashing(struct ws_agent *a, struct ws_agent_model *m)
     if (m->n_local)
         m->writing->state = WS_SLOT_HASHING;
     pthread_cond_broadcast(&a->changed);
+    change_phase(a);
 }
 
 static void announce(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_group *g = m->group;
     g->announced_round = g->round;
-    g->round++;
-    g->hashing = false;
+    ws_primary_end_round(a, g);
     if (m->n_local) {
         ws_agent_model_publish(a, m);
     } else {
@@ -181,7 +194,7 @@ bool ws_primary_advance(struct ws_agent *a, struct ws_agent_model *m)
 
 /* --- ranks and nodes that are present --- */
 
-static unsigned n_here(const struct ws_agent_model *m)
+unsigned ws_primary_n_here(const struct ws_agent_model *m)
 {
     return m->n_registered + m->group->n_remotes;
 }
@@ -190,21 +203,18 @@ static unsigned n_here(const struct ws_agent_model *m)
 static unsigned number_nodes(const struct ws_agent *a, const struct ws_agent_model *m, unsigned *node_of,
                              unsigned *own, json_t *names)
 {
-    const struct ws_group_node *known[WS_MAX_NODE_PARTS + 1]; /* NULL: this one */
+    struct ws_group *g = m->group;
     unsigned count = 0;
     *own = WS_MAX_NODE_PARTS + 1;
+    for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++)
+        g->nodes[i].index = WS_MAX_NODE_PARTS + 1;
     for (unsigned r = 0; r < m->world_size; r++) {
-        const struct ws_group_node *n = m->ranks[r] ? NULL : m->group->remotes[r].node;
-        unsigned i = 0;
-        while (i < count && known[i] != n)
-            i++;
-        if (i == count) {
-            known[count++] = n;
-            json_array_append_new(names, json_string(n ? n->name : a->node_name));
+        unsigned *index = m->ranks[r] ? own : &g->remotes[r].node->index;
+        if (*index > WS_MAX_NODE_PARTS) {
+            *index = count++;
+            json_array_append_new(names, json_string(m->ranks[r] ? a->node_name : g->remotes[r].node->name));
         }
-        if (!n)
-            *own = i;
-        node_of[r] = i;
+        node_of[r] = *index;
     }
     return count;
 }
@@ -254,7 +264,7 @@ static void try_place(struct ws_agent *a, struct ws_agent_model *m)
 {
     struct ws_group *g = m->group;
     struct ws_error err = {0};
-    if (!g->stale || g->tried || g->hashing || m->preparing || n_here(m) != m->world_size)
+    if (!g->stale || g->tried || g->hashing || m->preparing || ws_primary_n_here(m) != m->world_size)
         return;
     g->tried = true;
     g->failed_code = 0;
@@ -265,7 +275,7 @@ static void try_place(struct ws_agent *a, struct ws_agent_model *m)
     ws_group_refuse(a, m, err.code, err.text);
 }
 
-static void placement_changed(struct ws_agent *a, struct ws_agent_model *m, const char *why)
+void ws_primary_placement_changed(struct ws_agent *a, struct ws_agent_model *m, const char *why)
 {
     struct ws_group *g = m->group;
     g->stale = true;
@@ -274,18 +284,44 @@ static void placement_changed(struct ws_agent *a, struct ws_agent_model *m, cons
     if (g->hashing)
         return;
     if (m->writing || highest(m))
-        abandon(a, m, why);
+        ws_primary_abandon(a, m, why);
     else
-        g->round++; /* for ranks whose begin is not reported yet; g->why keeps the reason */
+        ws_primary_end_round(a, g); /* for ranks whose begin is not reported yet; g->why keeps the reason */
 }
 
-void ws_primary_joined(struct ws_agent *a, struct ws_agent_model *m)
+void ws_primary_skip_until(struct ws_agent *a, struct ws_agent_model *m, unsigned rank, const char *node_name,
+                           uint64_t from)
 {
-    placement_changed(a, m, "a rank joined: the placement is about to change");
+    struct ws_group *g = m->group;
+    const bool is_same_lineage = strcmp(g->given_up.lineage, m->group_lineage) == 0;
+    const uint64_t newest = m->has_published && strcmp(m->lineage, m->group_lineage) == 0 ? m->newest : 0;
+    const uint64_t version = highest(m);
+    char why[WS_ERROR_TEXT];
+    if (!from || g->hashing)
+        return;
+    snprintf(why, sizeof(why), "rank %u on %.200s came back, and goes on with version %" PRIu64, rank,
+             node_name, from);
+    if (version && version < from)
+        ws_primary_abandon(a, m, why);
+    const struct ws_version_id before = ws_version_id_make(from - 1, m->group_lineage);
+    if (before.version <= newest || (is_same_lineage && before.version <= g->given_up.version) ||
+        g->round < 2)
+        return;
+    if (!m->writing)
+        ws_agent_model_record_why(m, why);
+    ws_group_record_why(g, NULL, why);
+    ws_group_given_up(m, &before, g->round - 1);
+    pthread_cond_broadcast(&a->changed);
+}
+
+void ws_primary_joined(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *last)
+{
+    ws_primary_placement_changed(a, m, "a rank joined: the placement is about to change");
+    ws_primary_skip_until(a, m, last->rank, a->node_name, last->from);
     try_place(a, m);
 }
 
-static void drop_rank(struct ws_agent *a, struct ws_agent_model *m, unsigned rank, const char *how)
+void ws_primary_drop_rank(struct ws_agent *a, struct ws_agent_model *m, unsigned rank, const char *how)
 {
     struct ws_group *g = m->group;
     struct ws_group_remote *r = &g->remotes[rank];
@@ -295,9 +331,10 @@ static void drop_rank(struct ws_agent *a, struct ws_agent_model *m, unsigned ran
     snprintf(why, sizeof(why), "rank %u on %.200s %s", rank, n->name, how);
     *r = (struct ws_group_remote){0};
     g->n_remotes--;
+    g->nodes[n - g->nodes].n_ranks--;
     /* One that has committed is not needed any more. */
     if (!g->hashing && !(n->committed && n->round == g->round))
-        abandon(a, m, why);
+        ws_primary_abandon(a, m, why);
     pthread_cond_broadcast(&a->changed);
 }
 
@@ -312,14 +349,23 @@ static void drop_node(struct ws_agent *a, struct ws_agent_model *m, struct ws_gr
         ws_log(WS_LOG_WARN, "agent", "a node is silent model=%s node=%s ranks=%u", m->name, n->name, n_ranks);
     for (unsigned r = 0; r < m->world_size; r++)
         if (g->remotes[r].node == n)
-            drop_rank(a, m, r, "is out of reach: its node's agent is silent");
+            ws_primary_drop_rank(a, m, r, "is out of reach: its node's agent is silent");
     snprintf(why, sizeof(why), "the agent of the node %.200s is silent: start it again", n->name);
     if (n->member && (g->hashing || (n->round == g->round && n->committed)))
-        abandon(a, m, why);
+        ws_primary_abandon(a, m, why);
     if (n->member)
         g->stale = true;
     ws_audit_reset(&n->audit);
     *n = (struct ws_group_node){0};
+}
+
+/* Ranks that have not come back to an agent that was started anew, in as long as an agent may be silent. */
+static void drop_away(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n)
+{
+    for (unsigned r = 0; r < m->world_size; r++)
+        if (m->group->remotes[r].node == n && m->group->remotes[r].away)
+            ws_primary_drop_rank(a, m, r, "has not registered again since its node's agent was started anew");
+    n->renewed_ns = 0;
 }
 
 uint64_t ws_primary_step(struct ws_agent *a)
@@ -335,343 +381,20 @@ uint64_t ws_primary_step(struct ws_agent *a)
             if (!g->nodes[i].id)
                 continue;
             wait = wait > TURN_NS ? TURN_NS : wait;
+            struct ws_group_node *n = &g->nodes[i];
             if (late)
-                g->nodes[i].heard_ns = now;
-            if (now > g->nodes[i].heard_ns && now - g->nodes[i].heard_ns > SILENT_NS)
-                drop_node(a, m, &g->nodes[i]);
+                n->heard_ns = now;
+            if (late && n->renewed_ns)
+                n->renewed_ns = now;
+            if (n->renewed_ns && now > n->renewed_ns && now - n->renewed_ns > SILENT_NS)
+                drop_away(a, m, n);
+            if (now > n->heard_ns && now - n->heard_ns > SILENT_NS)
+                drop_node(a, m, n);
         }
         if (g)
             try_place(a, m);
-        if (g && g->stale && !g->tried && n_here(m) == m->world_size)
+        if (g && g->stale && !g->tried && ws_primary_n_here(m) == m->world_size)
             wait = SOON_NS; /* a slot is being prepared */
     }
     return wait;
-}
-
-/* --- messages of a node --- */
-
-static struct ws_group_node *node_of(struct ws_group *g, uint64_t id, const char *name, struct ws_error *err)
-{
-    struct ws_group_node *place_ = NULL;
-    for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++) {
-        if (g->nodes[i].id == id)
-            return &g->nodes[i];
-        if (!g->nodes[i].id && !place_)
-            place_ = &g->nodes[i];
-    }
-    if (!place_) {
-        ws_error_set(err, E2BIG, "%.200s is one node more than %d", name, WS_MAX_NODE_PARTS);
-        return NULL;
-    }
-    *place_ = (struct ws_group_node){.id = id};
-    snprintf(place_->name, sizeof(place_->name), "%s", name);
-    return place_;
-}
-
-static bool is_listed(const json_t *ranks, unsigned rank, uint64_t ticket)
-{
-    const json_t *one;
-    size_t i;
-    json_array_foreach(ranks, i, one)
-    {
-        if (json_integer_value(json_array_get(one, 0)) == (json_int_t)rank &&
-            json_integer_value(json_array_get(one, 1)) == (json_int_t)ticket)
-            return true;
-    }
-    return false;
-}
-
-static int add_rank(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n, unsigned rank,
-                    uint64_t ticket, const json_t *body, const json_t *registration, struct ws_error *err)
-{
-    struct ws_group *g = m->group;
-    struct ws_registration *r;
-    int rc = ws_session_set_lineage(m, json_string_value(json_object_get(body, "run")),
-                                    json_is_true(json_object_get(body, "new_run")), n_here(m) == 0, err);
-    if (rc == 0)
-        rc = ws_registration_from_json(registration, rank, &r, err);
-    if (rc < 0)
-        return rc;
-    g->remotes[rank] = (struct ws_group_remote){.registration = r, .node = n, .ticket = ticket};
-    g->n_remotes++;
-    m->spans_nodes = true; /* until a placement says otherwise: this node alone announces nothing */
-    m->shard_bytes = ws_agent_number(body, "shard_bytes", 0);
-    if (m->n_registered == 0)
-        m->max_slots = a->options.max_slots;
-    placement_changed(a, m, "a rank joined: the placement is about to change");
-    return 0;
-}
-
-static json_t *refusal_json(unsigned rank, int code, const char *why)
-{
-    return json_pack("[i,i,s]", (int)rank, code, why);
-}
-
-/* Records the ranks that the node has now. need, refused: what the reply says of them. */
-static void record_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n,
-                         const json_t *body, json_t *need, json_t *refused)
-{
-    struct ws_group *g = m->group;
-    const json_t *ranks = json_object_get(body, "ranks"), *one;
-    const uint64_t world = ws_agent_number(body, "world_size", 0);
-    size_t i;
-    for (unsigned r = 0; r < m->world_size; r++)
-        if (g->remotes[r].node == n && !is_listed(ranks, r, g->remotes[r].ticket))
-            drop_rank(a, m, r, "ended, or registered anew");
-    json_array_foreach(ranks, i, one)
-    {
-        unsigned rank = (unsigned)json_integer_value(json_array_get(one, 0));
-        uint64_t ticket = (uint64_t)json_integer_value(json_array_get(one, 1));
-        struct ws_error err = {0};
-        char key[16];
-        if (world != m->world_size && (n_here(m) > 0 || m->preparing || world == 0 || world > WS_MAX_RANKS ||
-                                       ws_group_set_world_size(m, (unsigned)world, &err) < 0)) {
-            snprintf(err.text, sizeof(err.text),
-                     "%u of %u ranks of %s are registered, this one is of %" PRIu64, n_here(m), m->world_size,
-                     m->name, world);
-            json_array_append_new(refused, refusal_json(rank, EBUSY, err.text));
-            continue;
-        }
-        if (rank >= m->world_size || (g->remotes[rank].node == n && g->remotes[rank].registration))
-            continue;
-        if (m->ranks[rank] || g->remotes[rank].registration) {
-            snprintf(err.text, sizeof(err.text),
-                     "rank %u of %s is registered on the node %.200s; it did not end in time", rank, m->name,
-                     m->ranks[rank] ? a->node_name : g->remotes[rank].node->name);
-            json_array_append_new(refused, refusal_json(rank, EBUSY, err.text));
-            continue;
-        }
-        snprintf(key, sizeof(key), "%u", rank);
-        const json_t *registration = json_object_get(json_object_get(body, "registrations"), key);
-        if (!registration)
-            json_array_append_new(need, json_integer((json_int_t)rank));
-        else if (add_rank(a, m, n, rank, ticket, body, registration, &err) < 0)
-            json_array_append_new(refused, refusal_json(rank, err.code, err.text));
-    }
-}
-
-/* Once a round. Malformed hashes count as missing, and the audit reports them so. */
-static void record_audit(struct ws_group_node *n, const json_t *all_hashes)
-{
-    struct ws_error err = {0};
-    if (!json_is_array(all_hashes) || n->audit_round == n->round)
-        return;
-    ws_audit_reset(&n->audit);
-    if (ws_audit_from_json(&n->audit, all_hashes, &err) < 0) {
-        ws_log(WS_LOG_WARN, "agent", "a node's audit is left out node=%s error=\"%s\"", n->name, err.text);
-        ws_audit_reset(&n->audit);
-    }
-    n->audit_round = n->round;
-}
-
-/* The versions that the node wrote in this round, and gave up; an agent of 0.1.0 does not send them. */
-static void record_given_up(struct ws_group_node *n, const json_t *all_hashes, uint64_t round)
-{
-    const char *lineage = json_string_value(json_object_get(all_hashes, "run"));
-    n->round = round;
-    n->version = ws_agent_number(all_hashes, "version", 0);
-    snprintf(n->lineage, sizeof(n->lineage), "%s", lineage ? lineage : "");
-}
-
-/* Could the trainer be at that version? Versions of one lineage are steps, or times: neither grows by more than it
- * has, or than a long training has steps. What this node's own ranks write is no claim. */
-static bool is_plausible(const struct ws_agent_model *m, const struct ws_version_id *v)
-{
-    const uint64_t most = m->newest > MOST_VERSION_JUMP ? m->newest : MOST_VERSION_JUMP;
-    if (!m->has_published || strcmp(v->lineage, m->lineage) != 0 || v->version <= m->newest)
-        return v->version <= INT64_MAX;
-    return v->version - m->newest <= most || (m->writing && m->writing_version == v->version);
-}
-
-static int check_claims(const struct ws_agent_model *m, const json_t *body, struct ws_error *err)
-{
-    const json_t *given_up = json_object_get(body, "given_up");
-    const char *lineage = json_string_value(json_object_get(body, "version_run"));
-    const char *abandoned = json_string_value(json_object_get(given_up, "run"));
-    const struct ws_version_id claims[] = {
-        ws_version_id_make(ws_agent_number(body, "version", 0), lineage ? lineage : ""),
-        ws_version_id_make(ws_agent_number(given_up, "version", 0), abandoned ? abandoned : "")};
-    for (size_t i = 0; i < sizeof(claims) / sizeof(claims[0]); i++)
-        if (!is_plausible(m, &claims[i]))
-            return ws_error_set(
-                err, EINVAL,
-                "a node has version %" PRIu64 " of %s, whose newest is %" PRIu64
-                ": no trainer is so far ahead; open another lineage for such a jump (new_run)",
-                claims[i].version, m->name, m->newest);
-    return 0;
-}
-
-/* The model that a node's message names. One that is not known here is made for ranks that the message registers, and
- * not for any number of names. */
-static struct ws_agent_model *claimed_model(struct ws_agent *a, const char *name, const json_t *body,
-                                            struct ws_error *err)
-{
-    struct ws_agent_model *m = ws_agent_model_find(a, name);
-    unsigned claimed = 0;
-    if (m)
-        return m;
-    for (m = a->models; m; m = m->next)
-        claimed += !m->has_published && m->n_registered == 0 && m->n_slots == 0 && !m->nodes;
-    if (json_array_size(json_object_get(body, "ranks")) == 0)
-        (void)ws_error_set(err, ENOENT,
-                           "there is no model '%.100s' here, and the message names no rank of it", name);
-    else if (claimed >= MOST_CLAIMED_MODELS)
-        (void)ws_error_set(err, E2BIG,
-                           "nodes name %u models of which nothing was published: no room for %.100s", claimed,
-                           name);
-    else if (!(m = ws_agent_model_find_or_add(a, name)))
-        (void)ws_error_set(err, ENOMEM, "no room for the model %s; at most %d", name, WS_MAX_MODELS);
-    return m;
-}
-
-static void record_version(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n,
-                           const json_t *body)
-{
-    struct ws_group *g = m->group;
-    const char *lineage = json_string_value(json_object_get(body, "version_run"));
-    const char *why = json_string_value(json_object_get(body, "why"));
-    char text[WS_ERROR_TEXT];
-    n->epoch = ws_agent_number(body, "epoch", 0);
-    n->round = ws_agent_number(body, "round", 0);
-    n->version = ws_agent_number(body, "version", 0);
-    snprintf(n->lineage, sizeof(n->lineage), "%s", lineage ? lineage : "");
-    n->committed = json_is_true(json_object_get(body, "committed"));
-    n->sealed = json_is_true(json_object_get(body, "sealed"));
-    record_audit(n, json_object_get(body, "audit"));
-    if (ws_agent_number(body, "gave_up", 0) != g->round)
-        return;
-    record_given_up(n, json_object_get(body, "given_up"), g->round);
-    snprintf(text, sizeof(text), "%.200s: %s", n->name, why ? why : "it did not say why");
-    abandon(a, m, text);
-}
-
-/* --- replies to a node --- */
-
-static int by_id_and_rank(const void *x, const void *y)
-{
-    const struct ws_registration *a = *(struct ws_registration *const *)x,
-                                 *b = *(struct ws_registration *const *)y;
-    for (size_t i = 0; i < 2; i++)
-        if (a->id[i] != b->id[i])
-            return a->id[i] < b->id[i] ? -1 : 1;
-    return a->rank < b->rank ? -1 : a->rank > b->rank;
-}
-
-/* Of all ranks that are not the node's. What a rank repeats is told once, where the node's agent understands that: of
- * the others with the same there is the number of the first. NULL: no memory. */
-static json_t *registrations_but(const struct ws_agent_model *m, const struct ws_group_node *n, bool repeats)
-{
-    assert(m->world_size > 0); /* a placement was made */
-    const struct ws_registration **theirs = calloc(m->world_size, sizeof(*theirs)), *first = NULL;
-    json_t *all = theirs ? json_object() : NULL;
-    size_t n_theirs = 0;
-    for (unsigned r = 0; all && r < m->world_size; r++)
-        if (m->ranks[r] || m->group->remotes[r].node != n)
-            theirs[n_theirs++] = m->ranks[r] ? m->ranks[r]->registration : m->group->remotes[r].registration;
-    if (repeats && n_theirs > 1)
-        qsort(theirs, n_theirs, sizeof(theirs[0]), by_id_and_rank);
-    for (size_t i = 0; i < n_theirs; i++) {
-        const bool is_told = repeats && first && ws_registration_repeats(theirs[i], first);
-        char key[16];
-        first = is_told ? first : theirs[i];
-        snprintf(key, sizeof(key), "%u", theirs[i]->rank);
-        json_object_set_new(
-            all, key, is_told ? json_integer((json_int_t)first->rank) : ws_registration_to_json(theirs[i]));
-    }
-    free(theirs);
-    return all;
-}
-
-static json_t *group_json(const struct ws_agent_model *m, const struct ws_group_node *n, bool repeats)
-{
-    const struct ws_group *g = m->group;
-    json_t *nodes = json_array(), *tickets = json_array();
-    unsigned index = 0;
-    for (unsigned r = 0; r < m->world_size; r++) {
-        json_array_append_new(nodes, json_integer((json_int_t)g->node_of[r]));
-        if (m->ranks[r] || g->remotes[r].node != n)
-            continue;
-        index = g->node_of[r];
-        json_array_append_new(tickets, json_pack("[i,I]", (int)r, (json_int_t)g->remotes[r].ticket));
-    }
-    return json_pack("{s:s,s:I,s:i,s:i,s:o,s:o,s:o,s:o}", "placement", m->placement->id, "shard_bytes",
-                     (json_int_t)m->shard_bytes, "index", (int)index, "count", (int)g->count, "node_of",
-                     nodes, "nodes", json_deep_copy(g->names), "tickets", tickets, "registrations",
-                     registrations_but(m, n, repeats));
-}
-
-static json_t *reply_json(const struct ws_agent *a, const struct ws_agent_model *m,
-                          const struct ws_group_node *n, bool repeats, json_t *need, json_t *refused)
-{
-    const struct ws_group *g = m->group;
-    bool whole = ws_group_is_complete(a, m);
-    for (unsigned r = 0; g->failed_code && r < m->world_size; r++)
-        if (g->remotes[r].node == n)
-            json_array_append_new(refused, refusal_json(r, g->failed_code, g->failed_text));
-    json_t *o = json_pack("{s:I,s:I,s:b,s:b,s:I,s:i,s:s,s:s,s:o,s:o}", "primary", (json_int_t)a->instance,
-                          "round", (json_int_t)g->round, "hashing", (int)g->hashing, "whole", (int)whole,
-                          "epoch", (json_int_t)g->epoch, "here", (int)n_here(m), "run", m->group_lineage,
-                          "why", g->why, "need", need, "refused", refused);
-    json_object_set_new(o, "announced_round", json_integer((json_int_t)g->announced_round));
-    json_object_set_new(o, "audit_round", json_integer((json_int_t)n->audit_round));
-    if (g->given_up.version)
-        json_object_set_new(o, "given_up",
-                            json_pack("{s:I,s:s,s:I}", "version", (json_int_t)g->given_up.version, "run",
-                                      g->given_up.lineage, "round", (json_int_t)g->given_up_round));
-    if (whole && n->member && n->epoch != g->epoch)
-        json_object_set_new(o, "group", group_json(m, n, repeats));
-    return o;
-}
-
-static int check_sender(const struct ws_agent *a, const char *model, const char *name, uint64_t id,
-                        struct ws_error *err)
-{
-    if (a->primary)
-        return ws_error_set(err, EINVAL, "this agent has a primary itself, %s: name that one",
-                            a->primary->url);
-    if (ws_name_is_view(model, NULL, NULL))
-        return ws_error_set(
-            err, EINVAL,
-            "'%.100s' is the name of a quantised view, which no rank publishes: no node has ranks "
-            "of it",
-            model);
-    if (!name || !*name || strlen(name) > WS_MOUNT_ID_CHARS || !id || !ws_name_is_model(model))
-        return ws_error_set(err, EINVAL, "a node's message has no id of its agent, or names no model");
-    return 0;
-}
-
-int ws_primary_node_route(struct ws_agent *a, const struct ws_api_request *q, const json_t *body,
-                          json_t **reply, struct ws_error *err)
-{
-    const char *name = json_string_value(json_object_get(body, "node"));
-    const uint64_t id = ws_agent_number(body, "id", 0);
-    bool announced = false;
-    int rc = check_sender(a, q->model, name, id, err);
-    if (rc < 0)
-        return rc;
-    json_t *need = json_array(), *refused = json_array();
-    pthread_mutex_lock(&a->lock);
-    struct ws_agent_model *m = claimed_model(a, q->model, body, err);
-    struct ws_group_node *n = NULL;
-    rc = m ? ws_group_make(m, err) : -err->code;
-    if (rc == 0)
-        rc = check_claims(m, body, err);
-    if (rc == 0 && !(n = node_of(m->group, id, name, err)))
-        rc = -E2BIG;
-    if (rc == 0) {
-        n->heard_ns = ws_clock_ns();
-        record_version(a, m, n, body); /* first: a rank may end once its node has committed */
-        record_ranks(a, m, n, body, need, refused);
-        announced = ws_primary_advance(a, m);
-        *reply = reply_json(a, m, n, json_is_true(json_object_get(body, "repeats")), need, refused);
-        n->heard_ns = ws_clock_ns();
-        pthread_cond_broadcast(&a->changed);
-    } else {
-        json_decref(need);
-        json_decref(refused);
-    }
-    pthread_mutex_unlock(&a->lock);
-    if (announced)
-        ws_agent_announce(a);
-    return rc;
 }

@@ -13,11 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BEAT_NS   WS_SECOND_NS /* where nothing happens */
-#define SOON_NS   10000000UL   /* while a version waits for other nodes */
-#define RANKS_NS  50000000UL   /* while ranks wait for others */
-#define AGAIN_NS  200000000UL  /* after a failure */
-#define SILENT_NS (WS_LEASE_GRACE_MS * WS_MS_NS)
+#define BEAT_NS    WS_SECOND_NS /* where nothing happens */
+#define SOON_NS    10000000UL   /* while a version waits for other nodes */
+#define HASHING_NS 200000000UL  /* while this node hashes: what it waits for comes from itself */
+#define HOLD_MS    250          /* a request may be held while the version waits for other nodes */
+#define RANKS_NS   50000000UL   /* while ranks wait for others */
+#define AGAIN_NS   200000000UL  /* after a failure */
+#define SILENT_NS  (WS_LEASE_GRACE_MS * WS_MS_NS)
 
 /* --- messages to the primary; under lock --- */
 
@@ -38,13 +40,20 @@ static json_t *registrations_json(const struct ws_agent_model *m)
     return all;
 }
 
+/* from: the rank comes back, and writes no version before that one. */
+static json_t *rank_json(const struct ws_session *c)
+{
+    return c->from ? json_pack("[i,I,I]", (int)c->rank, (json_int_t)c->ticket, (json_int_t)c->from)
+                   : json_pack("[i,I]", (int)c->rank, (json_int_t)c->ticket);
+}
+
 static json_t *report_json(const struct ws_agent *a, struct ws_agent_model *m)
 {
     const struct ws_group *g = m->group;
     json_t *ranks = json_array();
     for (unsigned r = 0; r < m->world_size; r++)
         if (m->ranks[r])
-            json_array_append_new(ranks, json_pack("[i,I]", (int)r, (json_int_t)m->ranks[r]->ticket));
+            json_array_append_new(ranks, rank_json(m->ranks[r]));
     json_t *o = json_pack("{s:s,s:b,s:I,s:I,s:I,s:b,s:I,s:o,s:o,s:I,s:s}", "node", a->node_name, "repeats", 1,
                           "id", (json_int_t)a->instance, "world_size", (json_int_t)m->world_size,
                           "shard_bytes", (json_int_t)m->shard_bytes, "new_run", (int)g->opens_lineage,
@@ -251,18 +260,19 @@ static bool apply_reply(struct ws_agent *a, struct ws_agent_model *m, const json
     if (primary != g->primary_id)
         forget_primary(a, m, primary);
     bool announced = apply_round(a, m, reply);
+    bool is_whole = json_is_true(json_object_get(reply, "whole"));
+    const bool adopts =
+        is_whole && group && !m->preparing && !m->writing && is_ours(m, json_object_get(group, "tickets"));
+    if (adopts && lineage && *lineage)
+        snprintf(m->group_lineage, sizeof(m->group_lineage), "%s", lineage);
     apply_given_up(m, reply);
     json_decref(g->wanted_ranks);
     g->wanted_ranks = json_deep_copy(json_object_get(reply, "need"));
     g->send_now = g->send_now || json_array_size(g->wanted_ranks) > 0;
     g->n_present = (unsigned)ws_agent_number(reply, "here", 0);
     apply_refusals(a, m, reply);
-    bool is_whole = json_is_true(json_object_get(reply, "whole"));
-    if (is_whole && group && !m->preparing && !m->writing && is_ours(m, json_object_get(group, "tickets"))) {
-        if (lineage && *lineage)
-            snprintf(m->group_lineage, sizeof(m->group_lineage), "%s", lineage);
+    if (adopts)
         adopt(a, m, group, ws_agent_number(reply, "epoch", 0));
-    }
     const char *why = json_string_value(json_object_get(reply, "why"));
     if (!is_whole && why && *why)
         snprintf(m->why, sizeof(m->why), "%s", why);
@@ -294,6 +304,23 @@ static void record_silence(struct ws_agent *a, struct ws_agent_model *m, const s
     }
 }
 
+static bool needs_exchange(const struct ws_agent_model *m)
+{
+    const struct ws_group *g = m->group;
+    return g && (m->n_registered || g->n_sent || m->writing || g->gave_up == g->round);
+}
+
+/* A held request delays what this node has to say of other models: then none is held. */
+static bool may_hold(const struct ws_agent *a, const struct ws_agent_model *m)
+{
+    const struct ws_group *g = m->group;
+    unsigned n = 0;
+    for (const struct ws_agent_model *o = a->models; o; o = o->next)
+        n += needs_exchange(o);
+    return n == 1 && m->writing && m->writing->state != WS_SLOT_HASHING && (g->committed || g->sealed) &&
+           g->gave_up != g->round && !g->send_now;
+}
+
 /* Under lock, which is given up meanwhile. */
 static void exchange(struct ws_agent *a, struct ws_agent_model *m)
 {
@@ -304,6 +331,8 @@ static void exchange(struct ws_agent *a, struct ws_agent_model *m)
     json_t *body = report_json(a, m), *reply = NULL;
     bool announced = false;
     g->send_now = false;
+    if (body && may_hold(a, m))
+        json_object_set_new(body, "hold_ms", json_integer(HOLD_MS));
     g->n_sent = m->n_registered;
     if (!g->reply_ns)
         g->reply_ns = ws_clock_ns();
@@ -328,12 +357,6 @@ static void exchange(struct ws_agent *a, struct ws_agent_model *m)
     }
 }
 
-static bool needs_exchange(const struct ws_agent_model *m)
-{
-    const struct ws_group *g = m->group;
-    return g && (m->n_registered || g->n_sent || m->writing || g->gave_up == g->round);
-}
-
 static uint64_t pause_ns(const struct ws_agent_model *m)
 {
     const struct ws_group *g = m->group;
@@ -341,6 +364,8 @@ static uint64_t pause_ns(const struct ws_agent_model *m)
         return AGAIN_NS;
     if (g->send_now)
         return 0;
+    if (m->writing && m->writing->state == WS_SLOT_HASHING && g->gave_up != g->round)
+        return HASHING_NS;
     if ((m->writing && (g->committed || g->sealed)) || (g->gave_up && g->gave_up == g->round))
         return SOON_NS;
     return m->n_registered && !g->is_complete ? RANKS_NS : BEAT_NS;

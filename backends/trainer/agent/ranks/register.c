@@ -93,7 +93,8 @@ int ws_rank_register(struct ws_rank_call *q, struct ws_error *err)
     struct ws_agent *a = q->a;
     struct ws_session *c = q->session;
     const json_t *body = q->body;
-    uint64_t api = 0, rank = 0, world = 1, shard_bytes = 0, slots = 0, wait_ms = DEFAULT_WAIT_MS;
+    uint64_t api = 0, rank = 0, world = 1, shard_bytes = 0, slots = 0, wait_ms = DEFAULT_WAIT_MS, begun = 0,
+             begins = 0;
     const char *name = NULL, *release = NULL, *lineage = NULL;
     bool new_run = false;
     struct ws_registration *r = NULL;
@@ -113,6 +114,8 @@ int ws_rank_register(struct ws_rank_call *q, struct ws_error *err)
         ws_key_number(body, "world_size", OF, 0, UINT_MAX, &world, err) < 0 ||
         get_shard_bytes(body, &shard_bytes, err) < 0 ||
         ws_key_number(body, "max_slots", OF, 0, UINT_MAX, &slots, err) < 0 ||
+        ws_key_number(body, "begun", OF, 0, INT64_MAX, &begun, err) < 0 ||
+        ws_key_number(body, "begins", OF, 0, INT64_MAX, &begins, err) < 0 ||
         ws_key_number(body, "timeout_ms", OF, 0, UINT_MAX, &wait_ms, err) < 0)
         return -err->code;
     const uint64_t deadline = ws_clock_ns() + wait_ms * WS_MS_NS;
@@ -146,6 +149,9 @@ int ws_rank_register(struct ws_rank_call *q, struct ws_error *err)
     c->registration = r;
     c->lost = false;
     c->refused = 0;
+    c->last_begun = begun;
+    if (json_object_get(body, "begun"))
+        c->from = begins ? begins : begun + 1;
     if (!m)
         rc = ws_error_set(err, ENOMEM, "no room for the model %s; at most %d", name, WS_MAX_MODELS);
     if (rc == 0 && a->primary)

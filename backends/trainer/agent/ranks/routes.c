@@ -1,7 +1,9 @@
 /* The routes of ranks, by the unix socket only, all POST to /v1/local/. A rank's requests, in order:
  *
  *   register   {api, release, model, run?, new_run, rank, world_size, shard_bytes, max_slots, params, base,
- *              base_id?, sidecars, audit?, audit_warns?}
+ *              base_id?, sidecars, audit?, audit_warns?, begun?, begins?}
+ *     begun      the rank comes back: it had places before, and this is the last version that it began; 0: none
+ *     begins     of a rank that comes back: the version that it begins next
  *     waits for all ranks, and replies
  *              {api, run, epoch, part, files: [{name, bytes, header_bytes}..],
  *              places: [[file, begin, writes]..], base: [..], sidecars: [file..]}
