@@ -225,7 +225,7 @@ def test_kept():
         wait_for(trainer.is_idle, "readers and deltas to end")
         before = trainer.metric(f'wsync_agent_view_bytes_total{{model="{VIEW}",how="quantised"}}')
         folder = trainer.publish(version, changed(folder, name, finite(DEEP * DEEP, random.Random(version))))
-        done = trainer.metric(f'wsync_agent_view_bytes_total{{model="{VIEW}",how="quantised"}}') - before
+        done = wait_for(lambda: trainer.metric(f'wsync_agent_view_bytes_total{{model="{VIEW}",how="quantised"}}') - before, "the bytes to be counted")
         assert 2 * DEEP * DEEP <= done <= 16 << 20, done  # of 30 MiB: two blocks at most, and the pieces that reach into them
         mount = Mount(trainer.agent.url)
         same(mount, version, derived(folder))
