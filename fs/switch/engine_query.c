@@ -35,11 +35,17 @@ static int check_loads_draft(struct ws_switch_engine *se)
     (void)ws_engine_step_lock(se);
     const struct ws_engine_facts *f = &se->engine->facts;
     const bool cannot = f->known && strcmp(f->draft, "unchanged") == 0 && !f->loads_draft;
+    const bool comes_along = f->known && strcmp(f->draft, "loaded") == 0;
     ws_engine_step_unlock(se);
+    if (comes_along)
+        return ws_error_set(
+            &se->err, EPROTO,
+            "its draft model is in the target's checkpoint (MTP) and is loaded with it: add it "
+            "without draft=");
     return cannot ? ws_error_set(
                         &se->err, EPROTO,
-                        "it was started without the back end that loads a draft model: wsync-engines(7) says "
-                        "how (--weight-transfer-config)")
+                        "it was started without what loads a draft model: wsync-engines(7) says how (vLLM: "
+                        "--weight-transfer-config; SGLang: the Python package beside it)")
                   : 0;
 }
 
