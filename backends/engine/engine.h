@@ -27,8 +27,9 @@ struct ws_engine_facts {
                         * empty: it has none */
     bool labels;       /* its version can be changed without a load */
     bool loads_draft;  /* load_draft will be taken, as far as it says what it was started with */
-    bool
-        frees_int8_scales; /* a load of INT8 weights leaves wrong answers, or it does not say whether (int8.h) */
+    /* What a load leaves wrong answers of (cpu_reload.h): */
+    bool frees_int8_scales;    /* INT8 weights, or it does not say what it was started with */
+    bool leaves_experts;       /* experts that are not quantised */
     unsigned max_adapter_rank; /* the largest that it takes; 0: not known, or it takes no adapters */
     unsigned routes;           /* bits of the kind's own */
 };

@@ -22,7 +22,9 @@
  * - A load feeds its files to the draft model, too. That is right where both were started on one checkpoint
  *   (MTP, NEXTN), so that a version has the draft's tensors. A draft model with files of its own would get
  *   the target's: such a server is refused, unless the plug-in of our Python package keeps them from it. The
- *   load has no selector, so a draft model cannot be loaded alone, and the kind has no load_draft. */
+ *   load has no selector. The plug-in takes a draft model's path out of the request's manifest, which SGLang passes
+ *   on and does not read, and leaves the target alone then. Without it such a request would load the target: so it names
+ *   the files that the target has, and is not sent unless the server says that it has the plug-in. */
 #include "backends/engine/pause.h"
 #include "backends/engine/sglang_adapters.h"
 #include "backends/engine/sglang_info.h"
@@ -126,15 +128,24 @@ static int check_admin(const struct ws_engine_target *t, struct ws_error *err)
     return rc == -EACCES ? rc : 0; /* older ones have no such route */
 }
 
+/* Of the plug-in of our Python package. */
+static const json_t *plugin_of(const json_t *info)
+{
+    return json_object_get(json_array_get(json_object_get(info, "internal_states"), 0), "wsync");
+}
+
+static bool plugin_says(const json_t *info, const char *what)
+{
+    return json_is_true(json_object_get(plugin_of(info), what));
+}
+
 /* It keeps the embeddings of images that it has seen, by the image alone, and no flush of its own empties
  * them. The plug-in of our Python package does, and says so. */
 static void find_embedding_cache(const struct ws_engine_target *t, const json_t *info,
                                  struct ws_engine_facts *facts)
 {
-    const json_t *state = json_array_get(json_object_get(info, "internal_states"), 0);
-    const json_t *forgets = json_object_get(json_object_get(state, "wsync"), "forgets_embeddings");
     struct ws_http_reply reply;
-    if (json_is_true(forgets) || ws_call_get(t, "/model_info", &reply, NULL))
+    if (plugin_says(info, "forgets_embeddings") || ws_call_get(t, "/model_info", &reply, NULL))
         return;
     if (json_is_true(json_object_get(reply.json, "has_image_understanding")))
         snprintf(facts->missing, sizeof(facts->missing),
@@ -153,8 +164,7 @@ static unsigned rank_of(const json_t *value)
 static int check_draft(const struct ws_engine_target *t, const json_t *info, struct ws_engine_facts *facts,
                        struct ws_error *err)
 {
-    const json_t *state = json_array_get(json_object_get(info, "internal_states"), 0);
-    const bool frozen = json_is_true(json_object_get(json_object_get(state, "wsync"), "freezes_draft"));
+    const bool frozen = plugin_says(info, "freezes_draft");
     const char *draft = json_string_value(json_object_get(info, "speculative_draft_model_path"));
     const char *model = json_string_value(json_object_get(info, "model_path"));
     if (!draft || !json_is_string(json_object_get(info, "speculative_algorithm")))
@@ -164,10 +174,11 @@ static int check_draft(const struct ws_engine_target *t, const json_t *info, str
         return ws_error_set(
             err, EPROTO,
             "%s has a draft model with files of its own, %.300s: its load from disk would feed the "
-            "target's files to it; start it with the Python package wsync beside it, which leaves the "
-            "draft model as it is, or with the draft in the target's checkpoint (MTP)",
+            "target's files to it; start it with the Python package wsync beside it, which keeps "
+            "them from it, or with the draft in the target's checkpoint (MTP)",
             t->url, draft);
     snprintf(facts->draft, sizeof(facts->draft), own ? "unchanged" : "loaded");
+    facts->loads_draft = own && plugin_says(info, "loads_draft");
     return 0;
 }
 
@@ -290,10 +301,10 @@ static int confirm(const struct ws_engine_target *t, const char *path, const cha
     return 0;
 }
 
-static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
+/* path: for people. */
+static int update_from_disk(const struct ws_engine_target *t, const char *path, json_t *body,
+                            struct ws_error *err)
 {
-    json_t *body =
-        json_pack("{s:s, s:s, s:b}", "model_path", path, "weight_version", version, "flush_cache", 0);
     const char *format = t->load_format ? t->load_format : is(t, WAS_DUMMY) ? "auto" : NULL;
     struct ws_http_reply reply;
     if (body && format)
@@ -306,9 +317,75 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
         rc = ws_error_set(err, EREMOTEIO, "%s did not load %s: %.600s", t->url, path,
                           ws_call_text(&reply, "message")[0] ? ws_call_text(&reply, "message") : reply.text);
     ws_http_reply_release(&reply);
+    return rc;
+}
+
+static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
+{
+    int rc = update_from_disk(
+        t, path,
+        json_pack("{s:s, s:s, s:b}", "model_path", path, "weight_version", version, "flush_cache", 0), err);
     if (!rc)
         rc = confirm(t, path, version, err);
     return ws_call_after_request(rc, err);
+}
+
+/* The plug-in names the scheduler that it runs in. */
+static int process(const struct ws_engine_target *t, char out[WS_ENGINE_PROCESS_CHARS + 1],
+                   struct ws_error *err)
+{
+    struct ws_http_reply reply;
+    int rc = ws_sglang_info(t, &reply, err);
+    if (rc)
+        return rc;
+    const char *name = json_string_value(json_object_get(plugin_of(reply.json), "process"));
+    if (name && name[0] && strlen(name) <= WS_ENGINE_PROCESS_CHARS && !strpbrk(name, " \n"))
+        snprintf(out, WS_ENGINE_PROCESS_CHARS + 1, "%s", name);
+    else
+        rc = ws_error_set(err, EPROTO, "%s does not name its process", t->url);
+    ws_http_reply_release(&reply);
+    return rc;
+}
+
+/* It may have been started anew since it was probed. Its answer comes after those to all earlier calls. */
+static int check_loads_draft(const struct ws_engine_target *target, struct ws_error *err)
+{
+    struct ws_engine_target patient = *target, *t = &patient;
+    struct ws_http_reply reply;
+    t->short_ms = t->timeout_ms;
+    int rc = ws_sglang_info(t, &reply, err);
+    if (rc)
+        return rc;
+    const bool loads = plugin_says(reply.json, "loads_draft");
+    ws_http_reply_release(&reply);
+    return loads ? 0
+                 : ws_error_set(
+                       err, EPROTO,
+                       "%s cannot load a draft model alone: start it as SGLang 0.5.23 or newer with the "
+                       "Python package wsync beside it",
+                       t->url);
+}
+
+/* Nothing of the target changes, and no version is named: it would be recorded as the target's. */
+static int load_draft(const struct ws_engine_target *t, const char *path, const char *version,
+                      struct ws_error *err)
+{
+    struct ws_engine_serving now;
+    (void)version;
+    int rc = check_loads_draft(t, err);
+    if (!rc)
+        rc = serving(t, &now, err);
+    if (!rc && !now.path[0])
+        rc = ws_error_set(
+            err, EPROTO,
+            "%s has several tokenizer workers, and does not say where its target is from: start it "
+            "with --tokenizer-worker-num 1",
+            t->url);
+    return rc ? rc
+              : update_from_disk(t, path,
+                                 json_pack("{s:s, s:{s:s}, s:b}", "model_path", now.path, "manifest",
+                                           "wsync_draft", path, "flush_cache", 0),
+                                 err);
 }
 
 /* 400: requests run or wait. While it is paused those that wait do not count. */
@@ -366,4 +443,6 @@ const struct ws_engine_ops ws_engine_sglang = {
     .adapter_load = ws_sglang_adapter_load,
     .adapter_unload = ws_sglang_adapter_unload,
     .adapters = ws_sglang_adapters,
+    .load_draft = load_draft,
+    .process = process,
 };

@@ -1,5 +1,5 @@
 #include "backends/engine/update.h"
-#include "backends/engine/int8.h"
+#include "backends/engine/cpu_reload.h"
 #include "backends/engine/load.h"
 #include "transports/base/clock.h"
 #include "transports/format/folder.h"
@@ -41,16 +41,16 @@ static int go_back(const struct ws_engine_ops *ops, const struct ws_engine_targe
                                : "its weights are in doubt and it was left paused: restart it");
 }
 
-/* A path that is not readable here cannot be looked at: then nothing says that it is INT8. */
-static int check_int8(const struct ws_engine_facts *facts, const char *url, const char *path,
-                      struct ws_error *err)
+/* A path that is not readable here cannot be looked at: then nothing says what it has. */
+static int check_reload(const struct ws_engine_facts *facts, const char *url, const char *path,
+                        struct ws_error *err)
 {
     struct ws_folder *folder = NULL;
-    if (!facts->frees_int8_scales || ws_folder_open(path, &folder, NULL) < 0)
+    if (!(facts->frees_int8_scales || facts->leaves_experts) || ws_folder_open(path, &folder, NULL) < 0)
         return 0;
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < folder->n_files; i++)
-        rc = folder->files[i].st ? ws_int8_check(facts, url, &folder->files[i].st, 1, err) : 0;
+        rc = folder->files[i].st ? ws_cpu_reload_check(facts, url, &folder->files[i].st, 1, err) : 0;
     ws_folder_free(folder);
     return rc;
 }
@@ -74,7 +74,7 @@ int ws_engine_update(const struct ws_engine_ops *ops, const struct ws_engine_tar
             "%s is paused, and its /metrics do not say whether it sleeps: resume it where it was "
             "paused on purpose, else restart it",
             t.url);
-    rc = check_int8(&facts, t.url, path, err);
+    rc = check_reload(&facts, t.url, path, err);
     if (rc < 0)
         return rc;
     t.facts = &facts;

@@ -3,7 +3,9 @@
  *   looks at its surroundings, too; an answer that does not come in time is none.
  * - reload_weights is the target's alone: a draft model with weights of its own stays as it was started. Where the
  *   configuration does not come, metrics tell that it speculates.
- * - Whether an extension other than wsync's keeps INT8 scales cannot be told, so it does not. */
+ * - Whether an extension other than wsync's mends reloads on a CPU cannot be told, so it does not.
+ * - One that does not say what it was started with is taken for one that frees INT8 scales, which few have. It is not taken for one
+ *   on a CPU that leaves experts as they are: many models have experts, and few run on a CPU. */
 #include "backends/engine/vllm_config.h"
 #include "backends/engine/call.h"
 #include <errno.h>
@@ -52,20 +54,27 @@ static void find_draft_by_metrics(const struct ws_engine_target *t, struct ws_en
     ws_http_reply_release(&reply);
 }
 
-/* --- INT8 on a CPU --- */
+/* --- reloads on a CPU --- */
 
 static bool may_be(const json_t *value, const char *text)
 {
     return !value || is_text(value, text);
 }
 
-/* Which scheme a quantisation has it does not say: the version's own files do (int8.h). */
-static bool frees_int8_scales(const json_t *config)
+static bool mends_reloads(const json_t *config)
 {
-    const bool keeps = is_text(member(config, "parallel_config", "worker_extension_cls"), EXTENSION) ||
-                       is_text(member(config, "weight_transfer_config", "backend"), BACKEND);
-    return !keeps && may_be(member(config, "device_config", "device"), "cpu") &&
-           may_be(member(config, "model_config", "quantization"), "compressed-tensors");
+    return is_text(member(config, "parallel_config", "worker_extension_cls"), EXTENSION) ||
+           is_text(member(config, "weight_transfer_config", "backend"), BACKEND);
+}
+
+/* Which scheme a quantisation has, and whether there are experts, it does not say: the version's own files do. */
+static void find_reload(const json_t *config, struct ws_engine_facts *facts)
+{
+    const json_t *device = member(config, "device_config", "device");
+    const bool mends = mends_reloads(config);
+    facts->frees_int8_scales = !mends && may_be(device, "cpu") &&
+                               may_be(member(config, "model_config", "quantization"), "compressed-tensors");
+    facts->leaves_experts = !mends && is_text(device, "cpu");
 }
 
 void ws_vllm_config_read(const struct ws_engine_target *t, struct ws_engine_facts *facts)
@@ -75,8 +84,9 @@ void ws_vllm_config_read(const struct ws_engine_target *t, struct ws_engine_fact
     patient.short_ms = t->timeout_ms;
     bool answered = ws_call_get(&patient, "/server_info?config_format=json", &reply, NULL) == 0;
     const json_t *config = answered ? json_object_get(reply.json, "vllm_config") : NULL;
-    facts->frees_int8_scales = !json_is_object(config) || frees_int8_scales(config);
+    facts->frees_int8_scales = !json_is_object(config);
     if (json_is_object(config)) {
+        find_reload(config, facts);
         find_draft(config, facts);
         find_adapters(config, facts);
     } else {

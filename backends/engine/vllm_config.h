@@ -3,7 +3,7 @@
 #define WS_ENGINE_VLLM_CONFIG_H
 #include "backends/engine/engine.h"
 
-/* Fills facts->draft, loads_draft, max_adapter_rank and frees_int8_scales; where it does not say what it was started with,
+/* Fills facts->draft, loads_draft, max_adapter_rank, frees_int8_scales and leaves_experts; where it does not say what it was started with,
  * with what that means. Waits as long as a load may take: the first answer of a server takes seconds. */
 void ws_vllm_config_read(const struct ws_engine_target *t, struct ws_engine_facts *facts);
 

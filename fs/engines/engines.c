@@ -213,12 +213,6 @@ static int check_options(const struct ws_command *q, const struct ws_engine_ops 
         return ws_error_set(err, EINVAL,
                             "adapters=: the mount knows no way to load adapters into an engine of kind %s",
                             ops->kind);
-    if (q->options[WS_OPTION_DRAFT] && ops == &ws_engine_sglang)
-        return ws_error_set(
-            err, EINVAL,
-            "draft=: SGLang's load from disk feeds the target's files to its draft model, and it has no "
-            "route "
-            "for the draft alone: publish the draft's tensors in the target's checkpoint (MTP), or use vLLM");
     if (q->options[WS_OPTION_DRAFT] && !ops->load_draft)
         return ws_error_set(
             err, EINVAL,

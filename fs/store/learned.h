@@ -24,7 +24,8 @@
 #define WS_FS_STORE_LEARNED_H
 #include "fs/store/state.h"
 
-#define WS_LEARNED_AHEAD    (2UL * WS_LEARNED_AHEAD_KB << 10) /* two windows */
+/* Two windows, each of which is doubled for a reader that says that it reads in sequence, as torch does. */
+#define WS_LEARNED_AHEAD    (4UL * WS_LEARNED_AHEAD_KB << 10)
 #define WS_LEARNED_QUIET_NS (30 * WS_SECOND_NS)
 
 struct ws_learned;

@@ -3,7 +3,6 @@
 #include "fs/switch/claim.h"
 #include "fs/switch/drive.h"
 #include "fs/switch/engine_query.h"
-#include "fs/switch/gate.h"
 #include "fs/switch/set.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -117,8 +116,6 @@ static int catch_up(struct ws_switch_run *r, struct aim *a, const char *const *n
     for (size_t i = 0; rc == 0 && i < a->n; i++)
         if (a->items[i].version)
             rc = ws_switch_run_pull(r, a->items[i].version, WS_PRIORITY_SWITCH, err);
-    if (rc == 0 && a->items[0].version)
-        rc = ws_gate_check_int8(a->items[0].version, r->control, a->items[0].controller, err);
     if (rc == 0)
         rc = ws_switch_collect(r, a->items, a->n, names, n, err);
     if (rc == 0 && r->n == 0)

@@ -1,4 +1,5 @@
 #include "fs/switch/engine_query.h"
+#include "fs/switch/gate.h"
 #include "transports/base/clock.h"
 #include <errno.h>
 #include <string.h>
@@ -34,12 +35,27 @@ static int check_loads_draft(struct ws_switch_engine *se)
     (void)ws_engine_step_lock(se);
     const struct ws_engine_facts *f = &se->engine->facts;
     const bool cannot = f->known && strcmp(f->draft, "unchanged") == 0 && !f->loads_draft;
+    const bool comes_along = f->known && strcmp(f->draft, "loaded") == 0;
     ws_engine_step_unlock(se);
+    if (comes_along)
+        return ws_error_set(
+            &se->err, EPROTO,
+            "its draft model is in the target's checkpoint (MTP) and is loaded with it: add it "
+            "without draft=");
     return cannot ? ws_error_set(
                         &se->err, EPROTO,
-                        "it was started without the back end that loads a draft model: wsync-engines(7) says "
-                        "how (--weight-transfer-config)")
+                        "it was started without what loads a draft model: wsync-engines(7) says how (vLLM: "
+                        "--weight-transfer-config; SGLang: the Python package beside it)")
                   : 0;
+}
+
+/* What the gate asked of engines that were known is asked again: this one may be of another release or start now. */
+static int check_reload(struct ws_switch_engine *se)
+{
+    (void)ws_engine_step_lock(se);
+    const struct ws_engine_facts facts = se->engine->facts;
+    ws_engine_step_unlock(se);
+    return ws_gate_check_reload(se->target->version, &facts, se->engine->name, &se->err);
 }
 
 /* One whose target stays is resumed on what it has: that has to be whole, and it has to be known that it ran. */
@@ -112,7 +128,9 @@ int ws_engine_step_query(struct ws_switch_engine *se)
     if (rc < 0)
         return ws_engine_step_fail(se, start, rc);
     record_way_back(se, &now);
-    rc = se->target ? check_draft_stays(se, &call.target, restarted) : check_target_stays(se);
+    rc = se->target ? check_reload(se) : check_target_stays(se);
+    if (rc == 0 && se->target)
+        rc = check_draft_stays(se, &call.target, restarted);
     if (rc == 0 && se->draft)
         rc = check_loads_draft(se);
     se->lost = rc < 0;

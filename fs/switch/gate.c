@@ -1,5 +1,5 @@
 #include "fs/switch/gate.h"
-#include "backends/engine/int8.h"
+#include "backends/engine/cpu_reload.h"
 #include "fs/switch/needed.h"
 #include "transports/base/log.h"
 #include "transports/format/folder.h"
@@ -226,32 +226,55 @@ int ws_gate_check(const struct ws_gate *g, struct ws_control *c, const struct ws
     return rc;
 }
 
-int ws_gate_check_int8(struct ws_version *version, struct ws_control *c, const struct ws_controller *ctl,
-                       struct ws_error *err)
+/* --- what an engine can reload --- */
+
+static bool is_limited(const struct ws_engine_facts *f)
 {
-    struct ws_engine_facts facts = {0};
-    char name[WS_MAX_NAME + 1] = "";
-    pthread_mutex_lock(&c->lock);
-    for (const struct ws_engine *e = ctl->engines; e && !name[0]; e = e->next) {
-        const bool asked = e->facts.known || e->ops != &ws_engine_vllm;
-        if (!asked || e->facts.frees_int8_scales) {
-            facts = (struct ws_engine_facts){.known = asked, .frees_int8_scales = true};
-            snprintf(name, sizeof(name), "%s", e->name);
-        }
-    }
-    pthread_mutex_unlock(&c->lock);
-    struct headers *all = name[0] ? malloc(sizeof(*all)) : NULL;
+    return f->frees_int8_scales || f->leaves_experts;
+}
+
+int ws_gate_check_reload(struct ws_version *version, const struct ws_engine_facts *facts, const char *name,
+                         struct ws_error *err)
+{
+    struct headers *all = is_limited(facts) ? malloc(sizeof(*all)) : NULL;
     if (!all)
-        return name[0] ? ws_error_set(err, ENOMEM, "no memory for a version's layout") : 0;
+        return is_limited(facts) ? ws_error_set(err, ENOMEM, "no memory for a version's layout") : 0;
     int rc = headers_of_version(version, all, err);
     if (rc == 0)
-        rc = ws_int8_check(&facts, name, all->all, all->n, err);
-    if (rc == -EPROTO && !facts.known)
-        rc = ws_error_set(
-            err, EAGAIN,
-            "the weights are INT8, and engine %s was not asked yet whether it can reload them: try again "
-            "once it answers",
-            name);
+        rc = ws_cpu_reload_check(facts, name, all->all, all->n, err);
+    free(all);
+    return rc;
+}
+
+struct limited {
+    struct ws_engine_facts facts;
+    char name[WS_MAX_NAME + 1];
+};
+
+static struct limited *list_limited(struct ws_control *c, const struct ws_controller *ctl, size_t *n)
+{
+    *n = 0;
+    pthread_mutex_lock(&c->lock);
+    struct limited *all = calloc(ctl->n_engines + 1, sizeof(*all));
+    for (const struct ws_engine *e = ctl->engines; all && e; e = e->next) {
+        if (!e->facts.known || !is_limited(&e->facts))
+            continue;
+        all[*n].facts = e->facts;
+        snprintf(all[*n].name, sizeof(all[*n].name), "%s", e->name);
+        (*n)++;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return all;
+}
+
+int ws_gate_check_reloads(struct ws_version *version, struct ws_control *c, const struct ws_controller *ctl,
+                          struct ws_error *err)
+{
+    size_t n;
+    struct limited *all = list_limited(c, ctl, &n);
+    int rc = all ? 0 : ws_error_set(err, ENOMEM, "no memory for what engines said");
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        rc = ws_gate_check_reload(version, &all[i].facts, all[i].name, err);
     free(all);
     return rc;
 }

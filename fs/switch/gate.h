@@ -22,9 +22,13 @@ struct ws_gate {
  * where a layout that there is cannot be told. */
 WS_MUST_USE int ws_gate_check(const struct ws_gate *g, struct ws_control *c, const struct ws_controller *ctl,
                               struct ws_error *err);
-/* May the model's engines be told to load the version, if it is INT8 (backends/engine/int8.h)? Asked whatever the layouts say.
- * -EPROTO: one of them would answer wrong from then on; -EAGAIN: one was not asked yet what it is. */
-WS_MUST_USE int ws_gate_check_int8(struct ws_version *version, struct ws_control *c,
-                                   const struct ws_controller *ctl, struct ws_error *err);
+/* May an engine be told to load the version (backends/engine/cpu_reload.h)? Asked whatever the layouts say. facts: what a probe
+ * of it found. -EPROTO: it would answer wrong from then on. */
+WS_MUST_USE int ws_gate_check_reload(struct ws_version *version, const struct ws_engine_facts *facts,
+                                     const char *name, struct ws_error *err);
+/* As that, for all engines of the model. One that was not asked yet what it is passes: it is asked before it is paused
+ * (engine_query.h). */
+WS_MUST_USE int ws_gate_check_reloads(struct ws_version *version, struct ws_control *c,
+                                      const struct ws_controller *ctl, struct ws_error *err);
 
 #endif

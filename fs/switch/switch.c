@@ -96,7 +96,7 @@ static int prepare(struct ws_switch_run *r, const struct ws_switch_item *p, stru
             &(struct ws_gate){.model = p->model, .version = p->version, .fetch = fetch_served, .arg = r},
             r->control, p->controller, err);
     if (rc == 0)
-        rc = ws_gate_check_int8(p->version, r->control, p->controller, err);
+        rc = ws_gate_check_reloads(p->version, r->control, p->controller, err);
     if (rc == 0)
         rc = ws_peer_mounts_wait(r->control, p, r->options, err);
     return rc;

@@ -23,7 +23,8 @@ static const struct cli_option options[] = {
      "refuse to load an adapter under this name; with --lie: say that it was loaded"},
     {"draft-model-path", 0, "DIR", "the checkpoint folder of a draft model, loaded at start"},
     {"weight-transfer", 0, NULL,
-     "vLLM's: with wsync's back end for transfer sessions, which load a draft model"},
+     "with what loads a draft model alone: vLLM with wsync's back end for transfer sessions, SGLang with "
+     "wsync's plug-in"},
     {"api-servers", 0, "N",
      "vLLM's: processes that answer; with more than one nothing says when it was started", 1, 64},
     {"realistic", 0, NULL,

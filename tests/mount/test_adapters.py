@@ -254,8 +254,7 @@ def test_mistakes():
     url = w.engines["v0"].url
     w.mount.write("engine remove v0", "actor/ctl")
     for options, word in {f"remote {url} load=POST:/l:{{path}} adapters=lora": "kind remote", f"vllm {url} adapters=actor": "serves itself",
-                          f"vllm {url} adapters=lora:99": "1 to 16", f"vllm {url} adapters=lora draft=lora": "twice",
-                          f"sglang {url} draft=d": "feeds the target's files"}.items():
+                          f"vllm {url} adapters=lora:99": "1 to 16", f"vllm {url} adapters=lora draft=lora": "twice"}.items():
         assert w.mount.refused(f"engine add x {options}", "actor/ctl") == "EINVAL", options
         assert word in w.error("actor"), (options, w.error("actor"))
     plain = Engine(w.folder, "--max-lora-rank", "0", api="vllm")

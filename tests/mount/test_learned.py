@@ -9,7 +9,7 @@ import struct
 from proxy import Gate
 from world import *
 
-BLOCK, AHEAD = 4 << 20, 256 << 10
+BLOCK, AHEAD = 4 << 20, 512 << 10
 # A tensor of 6 MiB, which is read in part by the kernel's reading ahead at both of its ends, and has a block of its own.
 BIG = {f"layer.{i}.weight": ("BF16", [3072, 1024]) for i in range(8)}
 TENSORS = BIG | {"norm": ("F32", [64]), "tail": ("U8", [12345])}
@@ -28,6 +28,15 @@ def by_mmap(path, name):
     begin, end = place(path, name)
     with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as m:
         return m[begin:end]
+
+
+def in_sequence(path, name):
+    "As torch maps a file: it says that it reads in sequence, for which the kernel's windows are doubled."
+    begin, end = place(path, name)
+    with open(path, "rb") as f:
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        with mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as m:
+            return m[begin:end]
 
 
 def by_read(path, name):
@@ -98,7 +107,7 @@ class Run:
         mount.write("learn end", "actor/ctl")
 
 
-@pytest.mark.parametrize("read", [by_mmap, by_read])
+@pytest.mark.parametrize("read", [by_mmap, by_read, in_sequence])
 @pytest.mark.parametrize("deltas", ["", DELTAS])
 def test_later_versions(read, deltas):
     "what is read of the first version, mapped or not, comes of the next, and nothing else; names and offsets are the source's"

@@ -63,7 +63,7 @@ class World:
 
 
 def draft_of(engine):
-    return engine.ask("/weight_checker", {"action": "checksum"})["draft_checksum"]
+    return engine.ask("/weight_checker" if engine.api == "vllm" else "/weights_checker", {"action": "checksum"})["draft_checksum"]
 
 
 def sums():
@@ -136,6 +136,30 @@ def test_draft_refused():
     paused = w.pauses()
     assert w.mount.refused("2", "draft/version") == "EPROTO" and "--weight-transfer-config" in w.mount.text("draft/last_error"), w.mount.text("draft/last_error")
     assert w.pauses() == paused and [draft_of(e) for e in w.engines.values()] == [drafts[1]] * 2
+
+
+def test_sglang():
+    "an SGLang with our plug-in loads its draft by itself and in sets; one without it is refused, since its load would feed the target's files to it"
+    w, drafts = World(n=0), sums()
+    e, plain = Engine(w.folder, *w.drafts()), Engine(w.folder, "--draft-model-path", w.draft)
+    assert w.mount.refused(f"engine add plain sglang {plain.url} draft=draft", "actor/ctl") == "EPROTO"
+    assert "feed the target's files" in w.mount.text("actor/last_error"), w.mount.text("actor/last_error")
+    inside = Engine(w.folder, "--draft-model-path", w.folder)
+    w.mount.write(f"engine add inside sglang {inside.url} draft=draft", "actor/ctl")
+    assert w.mount.refused("2", "draft/version") == "EPROTO" and "(MTP)" in w.mount.text("draft/last_error"), w.mount.text("draft/last_error")
+    assert inside.is_ready()
+    w.mount.write("engine remove inside", "actor/ctl")
+    w.mount.write(f"engine add s sglang {e.url} draft=draft", "actor/ctl")
+    w.mount.write("commit rolling=1", "actor/ctl")
+    w.mount.write("2", "draft/version")  # alone
+    assert draft_of(e) == drafts[2] and e.serves() == "default" and e.is_ready()
+    e.kill()
+    e = Engine(w.folder, *w.drafts(), port=e.port)
+    wait_for(lambda: draft_of(e) == drafts[2] and e.is_ready(), f"the draft of one that was started anew: {w.mount.engines()}")
+    w.load("actor=1 draft=1")
+    assert draft_of(e) == drafts[1] and e.serves() == "1"
+    w.load("actor=2 draft=2")
+    assert draft_of(e) == drafts[2] and e.serves() == "2"
 
 
 def test_frozen():

@@ -225,7 +225,7 @@ def test_kept():
         wait_for(trainer.is_idle, "readers and deltas to end")
         before = trainer.metric(f'wsync_agent_view_bytes_total{{model="{VIEW}",how="quantised"}}')
         folder = trainer.publish(version, changed(folder, name, finite(DEEP * DEEP, random.Random(version))))
-        done = trainer.metric(f'wsync_agent_view_bytes_total{{model="{VIEW}",how="quantised"}}') - before
+        done = wait_for(lambda: trainer.metric(f'wsync_agent_view_bytes_total{{model="{VIEW}",how="quantised"}}') - before, "the bytes to be counted")
         assert 2 * DEEP * DEEP <= done <= 16 << 20, done  # of 30 MiB: two blocks at most, and the pieces that reach into them
         mount = Mount(trainer.agent.url)
         same(mount, version, derived(folder))
@@ -275,13 +275,17 @@ def test_no_deltas():
     assert not deltas(trainer, 2) and "delta whole" not in trainer.agent.text()
 
 
-def test_int8_on_a_cpu():
-    "a vLLM on a CPU whose reload would free an INT8 model's scales is told of no version, whatever force-layout says, and serves on"
+@pytest.mark.parametrize("tensors, config, said", [
+    ({"model.l.weight": ("I8", [64, 64]), "model.l.weight_scale": ("F32", [64, 1])},
+     {"quantization_config": {"quant_method": "compressed-tensors"}}, "frees scales"),
+    ({"model.l.mlp.experts.0.up_proj.weight": ("BF16", [64, 64])}, {}, "leaves them unpacked")], ids=["int8", "experts"])
+def test_reloads_on_a_cpu(tensors, config, said):
+    "a vLLM on a CPU that cannot reload a model (INT8, or experts) is told of no version, whatever force-layout says, and serves on"
     agent = Agent()
     for version in (1, 2):
-        folder = checkpoint({"model.l.weight": ("I8", [64, 64]), "model.l.weight_scale": ("F32", [64, 1])}, seed=version)
+        folder = checkpoint(tensors, seed=version)
         with open(folder + "/config.json", "w") as f:
-            json.dump({"quantization_config": {"quant_method": "compressed-tensors"}}, f)
+            json.dump(config, f)
         agent.publish("actor", version, folder)
     mount = Mount(agent.url)
     mount.wait_version("actor", 2)
@@ -290,13 +294,19 @@ def test_int8_on_a_cpu():
     mount.write(f"engine add e vllm {engine.url}", "actor/ctl")
     for command, file in (("2", "version"), ("load 2 force-layout", "ctl")):
         assert mount.refused(command, f"actor/{file}") == "EPROTO"
-        assert "frees scales" in mount.text("actor/last_error"), mount.text("actor/last_error")
+        assert said in mount.text("actor/last_error"), mount.text("actor/last_error")
     assert engine.serves() == "default" and engine.checksum() == before
     mount.write("engine remove e", "actor/ctl")
     kept = Engine(mount.file("actor", 1), "--weight-transfer", api="vllm")
     mount.write(f"engine add k vllm {kept.url}", "actor/ctl")
     mount.write("2", "actor/version")
     assert kept.serves() == "2"
+    port = kept.port
+    kept.kill()  # and comes back without it: it is asked anew before it is paused
+    again = Engine(mount.file("actor", 1), api="vllm", port=port)
+    assert mount.refused("1", "actor/version") == "EPROTO"
+    assert said in mount.text("actor/last_error"), mount.text("actor/last_error")
+    assert again.serves() == "default" and again.checksum() == before
 
 
 def test_engines():

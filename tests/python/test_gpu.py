@@ -358,7 +358,8 @@ def test_sglang_embeddings(monkeypatch):
     source = types.SimpleNamespace(model_or_path="/nowhere", prefix="", model_config=None)
     assert list(sglang.weights_iterator(lambda *_: iter((("a", 1),)), None, source)) == [("a", 1)] and cleared == [1, 1]
     said = types.SimpleNamespace(internal_state={"version": "0"})
-    assert sglang.add_internal_state(said, None) is None and said.internal_state["wsync"] == {"forgets_embeddings": True, "freezes_draft": False}
+    assert sglang.add_internal_state(said, None) is None
+    assert said.internal_state["wsync"] == {"forgets_embeddings": True, "freezes_draft": False, "loads_draft": False, "process": sglang.PROCESS}
 
 
 def test_sglang_draft(monkeypatch):
@@ -387,10 +388,75 @@ def test_sglang_draft(monkeypatch):
     assert done and "left as it is" in said and len(loads) == 1
     assert update(inside, "/target/2") == (True, "loaded") and len(loads) == 2
     assert sglang.update_from_disk(lambda *_: 1 / 0, types.SimpleNamespace(model_config=unseen), "/target/2", "auto")[0] is False
-    module, cls, method = sglang.UPDATE.rsplit(".", 2)
-    assert not sglang.freezes_draft()
-    monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**{cls: types.SimpleNamespace(**{method: print})}))
-    assert sglang.freezes_draft()
+    said = types.SimpleNamespace(internal_state={})
+    for member, loads in ((sglang.UPDATE, False), (sglang.LOAD, False), (sglang.MANIFEST, True)):
+        module, cls, name = member.rsplit(".", 2)
+        monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**{cls: types.SimpleNamespace(**{name: print})}))
+        sglang.add_internal_state(said)
+        assert said.internal_state["wsync"] == {"forgets_embeddings": True, "freezes_draft": True, "loads_draft": loads, "process": sglang.PROCESS}
+
+
+class Named:
+    """A model of parameters by name, for what tells shared ones."""
+
+    def __init__(self, **parameters):
+        self.by_name = parameters
+
+    def parameters(self):
+        return iter(self.by_name.values())
+
+    def named_parameters(self, remove_duplicate):
+        assert not remove_duplicate
+        return iter((name.replace("_weight", ".weight"), p) for name, p in self.by_name.items())
+
+
+def test_sglang_draft_alone(monkeypatch):
+    """a request that names a draft's files loads the draft model alone, without what it shares with the target; a version that lacks tensors is refused"""
+    from wsync import sglang
+
+    class Config:
+        def __init__(self, is_draft_model):
+            self.is_draft_model = is_draft_model
+
+    class Said:
+        def __init__(self, success, message, num_paused_requests=0):
+            self.success, self.message = success, message
+
+    monkeypatch.setattr(sglang, "_start_paths", WeakKeyDictionary())
+    monkeypatch.setattr(sglang, "_loaded_names", WeakKeyDictionary())
+    names = {"fc.weight": ("U8", [4]), "lm_head.weight": ("U8", [4])}
+    first, second, lacks = world.checkpoint(names), world.checkpoint(names), world.checkpoint({"lm_head.weight": ("U8", [4])})
+    head, loads = object(), []
+    target, draft = Named(lm_head_weight=head), Named(fc_weight=object(), lm_head_weight=head)
+    updaters = [types.SimpleNamespace(model_config=Config(is_draft), get_model=lambda model=model: model) for is_draft, model in ((False, target), (True, draft))]
+
+    def load_one(updater, path, load_format, weight_name_filter=lambda name: True):
+        loads.append((updater, path, [n for n in names if weight_name_filter(n)]))
+        return True, "loaded"
+
+    def load_all(manager, request):
+        for updater in manager:
+            done, said = sglang.update_from_disk(load_one, updater, request.model_path, "auto")
+            if not done:
+                return Said(False, said)
+        return Said(True, "")
+
+    def ask(manager, path, **manifest):
+        loads.clear()
+        return sglang.load_from_disk(load_all, manager, types.SimpleNamespace(model_path=path, manifest=manifest or None))
+
+    for updater, path in zip(updaters, ("/target/1", first)):
+        source = types.SimpleNamespace(model_or_path=path, prefix="", model_config=updater.model_config)
+        list(sglang.weights_iterator(lambda *_: iter((n, None) for n in names), None, source))
+    assert ask(updaters, "/target/2").success and loads == [(updaters[0], "/target/2", list(names))]
+    assert ask(updaters, "/target/2", wsync_draft=second).success and loads == [(updaters[1], second, ["fc.weight"])]
+    said = ask(updaters, "/target/2", wsync_draft=lacks)
+    assert not said.success and "lacks 1 of its tensors: fc.weight" in said.message and loads == []
+    said = ask(updaters, "/target/2", wsync_draft="/nowhere")
+    assert not said.success and "has not changed" in said.message and loads == []
+    said = ask(updaters[:1], "/target/2", wsync_draft=second)
+    assert not said.success and said.message == "There is no draft model." and loads == []
+    assert ask(updaters, "/target/3").success and loads == [(updaters[0], "/target/3", list(names))]
 
 
 def test_sglang(shared, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 import world
 import wsync
 from wsync.read._layout import MAX_NAMED, Difference, LayoutError
-from wsync.vllm import Extension, _int8, _loader, register
+from wsync.vllm import Extension, _cpu_reload, _loader, register
 from wsync.vllm._path import version_path
 from wsync.vllm._ranks import Ranks
 
@@ -303,11 +303,22 @@ def test_draft_session(begun, monkeypatch):
     assert backend._loader is own
 
 
+def stand_ins(monkeypatch, path):
+    """An empty module at the path, and those above it, which stay where they are there."""
+    names = path.split(".")
+    for i in range(1, len(names) + 1):
+        if i == len(names) or ".".join(names[:i]) not in sys.modules:
+            monkeypatch.setitem(sys.modules, ".".join(names[:i]), types.ModuleType(names[i - 1]))
+    return sys.modules[path]
+
+
+def on(device):
+    return types.SimpleNamespace(device_config=types.SimpleNamespace(device_type=device))
+
+
 def test_int8_scales_are_kept(monkeypatch):
     """a kernel keeps the scales that it was made from, once, and on a CPU only"""
-    names = "vllm.model_executor.kernels.linear.scaled_mm.cpu".split(".")
-    for i in range(1, len(names) + 1):
-        monkeypatch.setitem(sys.modules, ".".join(names[:i]), types.ModuleType(names[i - 1]))
+    module = stand_ins(monkeypatch, "vllm.model_executor.kernels.linear.scaled_mm.cpu")
 
     class Kernel:
         layer_param_names = ("weight", "weight_scale")
@@ -316,19 +327,49 @@ def test_int8_scales_are_kept(monkeypatch):
             self.handler = "made"
             layer.weight = None
 
-    sys.modules[".".join(names)].CPUInt8ScaledMMLinearKernel = Kernel
+    module.CPUInt8ScaledMMLinearKernel = Kernel
     make = Kernel.process_weights_for_onednn
-    _int8.keep_scales(types.SimpleNamespace(device_config=types.SimpleNamespace(device_type="cuda")))
+    _cpu_reload.mend_reloads(on("cuda"))
     assert Kernel.process_weights_for_onednn is make
     for _ in range(2):
-        _int8.keep_scales(types.SimpleNamespace(device_config=types.SimpleNamespace(device_type="cpu")))
+        _cpu_reload.mend_reloads(on("cpu"))
     assert Kernel.process_weights_for_onednn.__wrapped__ is make
     kernel, layer, scale = Kernel(), types.SimpleNamespace(weight=1), object()
     layer.weight_scale = scale
     kernel.process_weights_for_onednn(layer)
     assert kernel.handler == "made" and kernel.wsync_kept == [None, scale]
-    del sys.modules[".".join(names)].CPUInt8ScaledMMLinearKernel
-    _int8.keep_scales(types.SimpleNamespace(device_config=types.SimpleNamespace(device_type="cpu")))  # another release: only logged
+    del module.CPUInt8ScaledMMLinearKernel
+    _cpu_reload.mend_reloads(on("cpu"))  # another release: only logged
+
+
+@pytest.mark.parametrize("packs_itself", [False, True])
+def test_experts_are_packed(monkeypatch, packs_itself):
+    """a start and a reload pack a layer's experts once, also in a release whose reload does so itself, and on a CPU only"""
+    packed = []
+
+    class Experts:
+        def process_weights_after_loading(self, layer):
+            packed.append(layer)
+
+    class Method:
+        moe_kernel = None
+
+        def _setup_kernel(self, layer, w13, w2):
+            if self.moe_kernel is None or packs_itself:
+                self.moe_kernel = self.moe_kernel or types.SimpleNamespace(fused_experts=Experts())
+                self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+    stand_ins(monkeypatch, "vllm.model_executor.layers.fused_moe.experts.cpu_moe").CPUUnquantizedExperts = Experts
+    stand_ins(monkeypatch, "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method").UnquantizedFusedMoEMethod = Method
+    set_up = Method._setup_kernel
+    _cpu_reload.mend_reloads(on("cuda"))
+    assert Method._setup_kernel is set_up
+    for _ in range(2):
+        _cpu_reload.mend_reloads(on("cpu"))
+    method = Method()
+    for load in range(1, 4):
+        method._setup_kernel(layer="layer", w13=None, w2=None)
+        assert packed == ["layer"] * load
 
 
 def test_undone_when_the_mount_dies(loader, monkeypatch):

@@ -1,14 +1,13 @@
-"""What vLLM's CPU build lacks for models with experts: a worker's extension (--worker-extension-cls cpu_experts.Extension).
+"""What vLLM's CPU build lacks for experts that are spread over ranks: the worker of --worker-cls cpu_experts.Worker.
 
-vLLM 0.32 starts with experts spread over ranks on a CPU. Its kernel then takes numbers of all experts for places among the rank's own, so
-that a worker ends at the first request. Here they become places, and the experts of other ranks have the weight 0. And a reload leaves the
-experts' weights as they are in the file, though the kernel wants them packed, as they are at the start: the server answers nonsense from
-then on. Here they are packed. Which experts a rank has and reads, and that ranks add their results, is vLLM's."""
+vLLM 0.32 starts so on a CPU. Its kernel then takes numbers of all experts for places among the rank's own, so that a worker ends at the
+first request. Here they become places, and the experts of other ranks have the weight 0. Which experts a rank has and reads, and that
+ranks add their results, is vLLM's; that a reload packs them is wsync.vllm.Extension's."""
 import torch
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.v1.worker.cpu_worker import CPUWorker
 
-compute, set_up = CPUUnquantizedExperts.apply, UnquantizedFusedMoEMethod._setup_kernel
+compute = CPUUnquantizedExperts.apply
 
 
 def compute_own(self, *, topk_weights, topk_ids, expert_map, **more):
@@ -19,16 +18,8 @@ def compute_own(self, *, topk_weights, topk_ids, expert_map, **more):
     return compute(self, topk_weights=topk_weights, topk_ids=topk_ids, expert_map=expert_map, **more)
 
 
-def set_up_and_pack(self, layer, w13, w2):
-    again = self.moe_kernel is not None
-    set_up(self, layer=layer, w13=w13, w2=w2)
-    if again:
-        self.moe_kernel.fused_experts.process_weights_after_loading(layer)
-
-
 CPUUnquantizedExperts.apply = compute_own
-UnquantizedFusedMoEMethod._setup_kernel = set_up_and_pack
 
 
-class Extension:
+class Worker(CPUWorker):
     pass

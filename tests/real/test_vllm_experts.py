@@ -1,5 +1,6 @@
 # timeout: 1800
-"""A real vLLM whose experts are spread over two nodes, each with a mount of what it needs: answers as of one on the whole checkpoint."""
+"""A real vLLM of a model with experts: reloaded on a CPU, and spread over two nodes, each with a mount of what it needs. Its answers are those
+of one that was started on the whole checkpoint."""
 import os
 import subprocess
 import sys
@@ -7,27 +8,28 @@ import sys
 import pytest
 
 from checkpoints import EXPERTS
-from servers import CLOSE, HERE, PROMPTS, VLLM, distance, need_real
+from servers import CLOSE, HERE, PROMPTS, VLLM, WithWsync, distance, installed, need_real
 from world import Agent, Mount, free_port, tensors_of, unique
 
 MODEL, SIZE = "actor", 2
+EXTENSION = ("--worker-extension-cls", "wsync.vllm.Extension")  # its reload packs experts on a CPU
 
 
-class Node(VLLM):
+class Node(WithWsync):
     """A node of a server: rank 0 has the routes. bind: (FROM, TO), as headless_node.py has it."""
 
     def __init__(self, folder, rank, port, bind=None):
         self.rank, self.coordinator, self.bind = rank, port, bind
-        super().__init__(folder, *VLLM.uncached)
+        super().__init__(folder, *VLLM.uncached, *EXTENSION)
 
     def environment(self):
-        return {**super().environment(), "OMP_NUM_THREADS": "1", "PYTHONPATH": HERE, "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1",
+        return {**super().environment(), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((HERE, self.target)), "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1",
                 **({"BIND": ":".join(self.bind)} if self.bind else {})}
 
     def command(self, folder):
         command = [*super().command(folder), "--tensor-parallel-size", str(SIZE), "--enable-expert-parallel", "--nnodes", str(SIZE),
                    "--node-rank", str(self.rank), "--master-addr", "127.0.0.1", "--master-port", str(self.coordinator),
-                   "--worker-extension-cls", "cpu_experts.Extension"]
+                   "--worker-cls", "cpu_experts.Worker"]
         return [os.path.join(HERE, "headless_node.py"), *command[2:], "--headless"] if self.rank else command
 
 
@@ -44,16 +46,49 @@ class Server:
             node.stop()
 
 
-def test_nodes():
-    "each node's mount has its own half of the experts; the answers are those of a server on the whole checkpoint, bit for bit"
+def publish():
+    """Versions 1 and 2: their folders, and an agent that has them."""
     need_real("vllm")
-    if os.environ.get("CI"):
-        pytest.skip("it starts a vLLM of two nodes twice: minutes that the hour of CI does not have")
+    WithWsync.target = installed()
     folders = unique("checkpoints")
     subprocess.run([sys.executable, os.path.join(HERE, "checkpoints.py"), folders, "experts"], check=True, timeout=240, stdin=subprocess.DEVNULL)
     agent = Agent()
     for version in (1, 2):
         agent.publish(MODEL, version, os.path.join(folders, str(version)))
+    return folders, agent
+
+
+def test_reloads():
+    "with wsync's extension a reload on a CPU is what a start is; without it a switch is refused before the pause, with the reason"
+    folders, agent = publish()
+    mount = Mount(agent.url)
+    mount.wait_version(MODEL, 2)
+    mended = WithWsync(mount.file(MODEL, 1), *VLLM.uncached, *EXTENSION)
+    plain = VLLM(os.path.join(folders, "2"), *VLLM.uncached)
+    want = {1: mended.wait().answers(), 2: plain.wait().answers()}
+    assert distance(want[1], want[2]) > 10 * CLOSE
+    mount.write(f"engine add e0 vllm {plain.url}", f"{MODEL}/ctl")
+    for command, file in ((1, "version"), ("load 1 force-layout", "ctl")):
+        assert mount.refused(command, f"{MODEL}/{file}") == "EPROTO"
+        why = mount.text(f"{MODEL}/last_error")
+        assert "leaves them unpacked" in why and " ".join(EXTENSION) in why, why
+    assert plain.answers() == want[2]
+    mount.write("engine remove e0", f"{MODEL}/ctl")
+    mount.write(f"engine add e1 vllm {mended.url}", f"{MODEL}/ctl")
+    for version in (2, 1, 2):
+        mount.write(version, f"{MODEL}/version")
+        assert mended.answers() == want[version], version
+    mended.load(mount.file(MODEL, 1))  # by the extension's own method
+    assert mended.answers() == want[1]
+    plain.reload(os.path.join(folders, "1"))
+    assert distance(plain.answers(), want[1]) > 10 * CLOSE, "vLLM itself reloads experts on a CPU now: the refusal can go"
+
+
+def test_nodes():
+    "each node's mount has its own half of the experts; the answers are those of a server on the whole checkpoint, bit for bit"
+    if os.environ.get("CI"):
+        pytest.skip("it starts a vLLM of two nodes twice: minutes that the hour of CI does not have")
+    folders, agent = publish()
     mounts = [Mount(agent.url, f"need=ep:{rank}/{SIZE}") for rank in range(SIZE)]
     whole = tensors_of(os.path.join(folders, "1", "model.safetensors"))
     for rank, mount in enumerate(mounts):

@@ -348,18 +348,19 @@ static void test_requests_under_way(void **state)
 
 /* --- draft models --- */
 
-static void test_draft(void **state)
+static void check_draft(const struct ws_engine_ops *ops)
 {
-    const struct ws_engine_ops *ops = &ws_engine_vllm;
     struct ws_engine_facts facts;
     struct ws_engine_serving now;
     struct engine e;
-    (void)state;
     start(&e, ops, (struct ws_reference_options){.draft_path = draft, .transfers = true, .max_lora_rank = 4});
     assert_int_equal(ops->probe(&e.target, &facts, &now, &err), 0);
     assert_true(facts.loads_draft);
     assert_int_equal(facts.max_adapter_rank, 4);
     assert_string_equal(facts.draft, "unchanged");
+    char process[WS_ENGINE_PROCESS_CHARS + 1] = "";
+    assert_int_equal(ops->process(&e.target, process, &err), 0);
+    assert_true(process[0]);
     e.target.facts = &facts;
     char *first = holds(&e, ops, "draft_checksum"), *target = holds(&e, ops, "per_engine_checksum");
     assert_int_equal(ops->pause(&e.target, &err), 0);
@@ -383,6 +384,13 @@ static void test_draft(void **state)
     for (size_t i = 0; i < LENGTH(texts); i++)
         free(texts[i]);
     engine_stop(&e);
+}
+
+static void test_draft(void **state)
+{
+    (void)state;
+    check_draft(&ws_engine_vllm);
+    check_draft(&ws_engine_sglang);
 }
 
 /* A session that its caller never finished: the next one ends it. */
@@ -459,7 +467,11 @@ static void test_sglang_with_a_draft_of_its_own(void **state)
     start(&e, &ws_engine_sglang, (struct ws_reference_options){.draft_path = engine_one});
     assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), 0);
     assert_string_equal(facts.draft, "loaded");
-    assert_null(ws_engine_sglang.load_draft);
+    assert_false(facts.loads_draft);
+    assert_int_equal(ws_engine_sglang.load_draft(&e.target, draft, "9", &err), -EPROTO);
+    assert_non_null(strstr(err.text, "the Python package wsync beside it"));
+    char process[WS_ENGINE_PROCESS_CHARS + 1];
+    assert_int_equal(ws_engine_sglang.process(&e.target, process, &err), -EPROTO);
     engine_stop(&e);
 }
 

@@ -1,5 +1,5 @@
 /* What a vLLM says that it was started with, and which of that a switch refuses. */
-#include "backends/engine/int8.h"
+#include "backends/engine/cpu_reload.h"
 #include "backends/engine/vllm_config.h"
 #include "tests/fixtures/bad_server.h"
 #include "tests/fixtures/engine.h"
@@ -31,29 +31,32 @@ static void read_config(const char *config, const char *metrics, struct ws_engin
     bad_server_stop(s);
 }
 
-static void test_int8_on_a_cpu(void **state)
+static void test_reloads_on_a_cpu(void **state)
 {
     static const struct {
         const char *config;
-        bool frees;
+        bool frees, leaves;
     } cases[] = {
-        {SAYS(CPU "," CT), true},
-        {SAYS(CPU "," CT ",\"parallel_config\":{\"worker_extension_cls\":\"somebody.Else\"}"), true},
-        {SAYS(CPU "," CT ",\"parallel_config\":{\"worker_extension_cls\":\"wsync.vllm.Extension\"}"), false},
-        {SAYS(CPU "," CT ",\"weight_transfer_config\":{\"backend\":\"wsync\"}"), false},
-        {SAYS(CPU "," CT ",\"weight_transfer_config\":{\"backend\":\"nccl\"}"), true},
-        {SAYS("\"device_config\":{\"device\":\"cuda\"}," CT), false},
-        {SAYS(CPU ",\"model_config\":{\"quantization\":null}"), false},
-        {SAYS(CPU ",\"model_config\":{\"quantization\":\"fp8\"}"), false},
-        {SAYS(CPU), true}, /* it does not say */
-        {"{\"vllm_config\":\"text\"}", true},
-        {NULL, true},
+        {SAYS(CPU "," CT), true, true},
+        {SAYS(CPU "," CT ",\"parallel_config\":{\"worker_extension_cls\":\"somebody.Else\"}"), true, true},
+        {SAYS(CPU "," CT ",\"parallel_config\":{\"worker_extension_cls\":\"wsync.vllm.Extension\"}"), false,
+         false},
+        {SAYS(CPU "," CT ",\"weight_transfer_config\":{\"backend\":\"wsync\"}"), false, false},
+        {SAYS(CPU "," CT ",\"weight_transfer_config\":{\"backend\":\"nccl\"}"), true, true},
+        {SAYS("\"device_config\":{\"device\":\"cuda\"}," CT), false, false},
+        {SAYS(CPU ",\"model_config\":{\"quantization\":null}"), false, true},
+        {SAYS(CPU ",\"model_config\":{\"quantization\":\"fp8\"}"), false, true},
+        {SAYS(CPU), true, true}, /* it does not say which quantisation */
+        {SAYS(CT), true, false}, /* nor where it runs */
+        {"{\"vllm_config\":\"text\"}", true, false},
+        {NULL, true, false},
     };
     struct ws_engine_facts facts;
     (void)state;
     for (size_t i = 0; i < LENGTH(cases); i++) {
         read_config(cases[i].config, NULL, &facts);
         assert_int_equal(facts.frees_int8_scales, cases[i].frees);
+        assert_int_equal(facts.leaves_experts, cases[i].leaves);
     }
 }
 
@@ -70,12 +73,45 @@ static void test_int8_weights(void **state)
     struct ws_engine_facts facts = {.known = true, .frees_int8_scales = true};
     struct ws_error err = {0};
     (void)state;
-    assert_int_equal(ws_int8_check(&facts, "e1", all, 1, &err), 0);
-    assert_int_equal(ws_int8_check(&facts, "e1", all, 2, &err), -EPROTO);
+    assert_int_equal(ws_cpu_reload_check(&facts, "e1", all, 1, &err), 0);
+    assert_int_equal(ws_cpu_reload_check(&facts, "e1", all, 2, &err), -EPROTO);
     assert_non_null(strstr(err.text, "engine e1"));
     assert_non_null(strstr(err.text, "--worker-extension-cls wsync.vllm.Extension"));
     facts.frees_int8_scales = false;
-    assert_int_equal(ws_int8_check(&facts, "e1", all, 2, &err), 0);
+    assert_int_equal(ws_cpu_reload_check(&facts, "e1", all, 2, &err), 0);
+}
+
+/* Experts that are not quantised are refused, one by one or all of a layer in one tensor. */
+static void test_experts(void **state)
+{
+    static const struct {
+        struct ws_tensor tensor;
+        bool is;
+    } cases[] = {
+        {{.name = "l.0.mlp.experts.3.up_proj.weight", .dtype = WS_BF16, .n_dims = 2}, true},
+        {{.name = "l.0.mlp.experts.3.up_proj.weight", .dtype = WS_F32, .n_dims = 2}, true},
+        {{.name = "l.0.mlp.experts.gate_up_proj", .dtype = WS_BF16, .n_dims = 3}, true},
+        {{.name = "l.0.mlp.experts.gate_up_proj_bias", .dtype = WS_BF16, .n_dims = 2}, false},
+        {{.name = "l.0.mlp.experts.gate_up_proj_scales", .dtype = WS_F16, .n_dims = 3}, false},
+        {{.name = "l.0.mlp.experts.3.up_proj.weight", .dtype = WS_F8_E4M3, .n_dims = 2}, false},
+        {{.name = "l.0.mlp.experts.3.up_proj.weight_scale", .dtype = WS_F32, .n_dims = 2}, false},
+        {{.name = "l.0.mlp.shared_experts.up_proj.weight", .dtype = WS_BF16, .n_dims = 2}, false},
+        {{.name = "l.0.linear_attn.conv1d.weight", .dtype = WS_BF16, .n_dims = 3}, false},
+    };
+    struct ws_engine_facts facts = {.known = true, .leaves_experts = true};
+    (void)state;
+    for (size_t i = 0; i < LENGTH(cases); i++) {
+        struct ws_tensor one = cases[i].tensor;
+        struct ws_safetensors st = {.n_tensors = 1, .tensors = &one};
+        struct ws_safetensors *const all[] = {&st};
+        struct ws_error err = {0};
+        assert_int_equal(ws_cpu_reload_check(&facts, "e1", all, 1, &err), cases[i].is ? -EPROTO : 0);
+        if (cases[i].is)
+            assert_non_null(strstr(err.text, "--worker-extension-cls wsync.vllm.Extension"));
+        facts.leaves_experts = false;
+        assert_int_equal(ws_cpu_reload_check(&facts, "e1", all, 1, &err), 0);
+        facts.leaves_experts = true;
+    }
 }
 
 static void test_draft_and_adapters(void **state)
@@ -118,8 +154,9 @@ static void test_draft_and_adapters(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_int8_on_a_cpu),
+        TEST(test_reloads_on_a_cpu),
         TEST(test_int8_weights),
+        TEST(test_experts),
         TEST(test_draft_and_adapters),
     };
     cmocka_set_message_output(CM_OUTPUT_TAP);

@@ -26,8 +26,9 @@ struct ws_reference_options {
     const char
         *refuse_adapter; /* the name of an adapter whose load is refused; with lie: answered with success */
     const char *draft_path; /* of a draft model, loaded at start; NULL: it has none */
-    bool transfers;         /* vLLM's: the weight-transfer back end of wsync is configured */
-    unsigned api_servers;   /* vLLM's; over 1: its metrics do not say when it was started */
+    bool
+        transfers; /* vLLM: the weight-transfer back end of wsync is configured; SGLang: its plug-in is there */
+    unsigned api_servers; /* vLLM's; over 1: its metrics do not say when it was started */
 };
 struct ws_reference;
 WS_MUST_USE int ws_reference_new(struct ws_reference **out, const struct ws_reference_options *o,

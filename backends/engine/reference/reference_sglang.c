@@ -4,6 +4,7 @@
 #include "backends/engine/reference/reference_state.h"
 #include "transports/base/log.h"
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +21,21 @@ static void answer_ok(struct ws_http_answer *a, const char *message)
     a->json = json_pack("{s:s, s:s}", "message", message, "status", "ok");
 }
 
+/* With wsync's plug-in a draft model of its own is not fed the target's files. */
+static bool feeds_draft(const struct ws_reference *r)
+{
+    return r->draft_start_path && !(r->transfers && strcmp(r->draft_start_path, r->start_path) != 0);
+}
+
+/* The plug-in's: the draft model alone. */
+static void load_draft(struct ws_reference *r, const char *path, struct ws_http_answer *a)
+{
+    struct ws_error err = {0};
+    const int rc = r->draft_start_path ? ws_reference_load_draft(r, path, true, &err)
+                                       : ws_error_set(&err, ENOENT, "There is no draft model.");
+    answer_success(a, rc == 0, rc ? err.text : "Succeeded to update model weights.");
+}
+
 static void load(struct ws_reference *r, const char *path, const char *version, bool flush,
                  struct ws_http_answer *a)
 {
@@ -32,7 +48,7 @@ static void load(struct ws_reference *r, const char *path, const char *version, 
         ws_log(WS_LOG_WARN, "engine", "dies of the file, as the real server does");
         _exit(1);
     }
-    if (!rc && r->draft_start_path)
+    if (!rc && feeds_draft(r))
         rc = ws_reference_load_draft(r, path, false, &err);
     if (rc) {
         snprintf(message, sizeof(message), "Failed to get weights iterator: %s", err.text);
@@ -58,6 +74,8 @@ static void update_from_disk(void *self, struct ws_http_incoming *in, struct ws_
     const json_t *version = json_object_get(in->json, "weight_version");
     const json_t *flush = json_object_get(in->json, "flush_cache");
     const char *text = json_string_value(version);
+    const char *draft =
+        json_string_value(json_object_get(json_object_get(in->json, "manifest"), "wsync_draft"));
 
     if (!path)
         ws_answer_bad(a, "model_path: a string is needed");
@@ -65,6 +83,8 @@ static void update_from_disk(void *self, struct ws_http_incoming *in, struct ws_
         ws_answer_bad(a, "weight_version: not a string");
     else if (is_dummy(r, json_string_value(json_object_get(in->json, "load_format"))))
         answer_success(a, false, "Failed to get model loader: DummyModelLoader.");
+    else if (draft && r->transfers)
+        load_draft(r, draft, a);
     else if (text && r->refuse && strcspn(text, "@") == strlen(r->refuse) &&
              strncmp(text, r->refuse, strlen(r->refuse)) == 0)
         answer_success(a, r->lie,
@@ -254,12 +274,19 @@ static void server_info(void *self, struct ws_http_incoming *in, struct ws_http_
     (void)in;
     ws_reference_wait_load(r);
     pthread_rwlock_rdlock(&r->weights_lock);
-    a->json = json_pack(
-        "{s:s, s:s, s:s, s:s, s:i, s:b, s:i, s:s?, s:s?, s:[{s:s}]}", "version", "0.5.23", "model_path",
-        r->start_path, "weight_version", "default", "load_format", r->load_format ? r->load_format : "auto",
-        "tokenizer_worker_num", (int)r->workers, "enable_lora", r->adapters.max_rank > 0, "max_lora_rank",
-        (int)r->adapters.max_rank, "speculative_algorithm", r->draft_start_path ? "EAGLE" : NULL,
-        "speculative_draft_model_path", r->draft_start_path, "internal_states", "weight_version", r->version);
+    json_t *state = json_pack("{s:s}", "weight_version", r->version);
+    char process[24];
+    snprintf(process, sizeof(process), "%" PRIu64, r->started_ns);
+    if (r->transfers)
+        json_object_set_new(state, "wsync",
+                            json_pack("{s:b, s:b, s:b, s:s}", "forgets_embeddings", 1, "freezes_draft", 1,
+                                      "loads_draft", 1, "process", process));
+    a->json = json_pack("{s:s, s:s, s:s, s:s, s:i, s:b, s:i, s:s?, s:s?, s:[o]}", "version", "0.5.23",
+                        "model_path", r->start_path, "weight_version", "default", "load_format",
+                        r->load_format ? r->load_format : "auto", "tokenizer_worker_num", (int)r->workers,
+                        "enable_lora", r->adapters.max_rank > 0, "max_lora_rank", (int)r->adapters.max_rank,
+                        "speculative_algorithm", r->draft_start_path ? "EAGLE" : NULL,
+                        "speculative_draft_model_path", r->draft_start_path, "internal_states", state);
     pthread_rwlock_unlock(&r->weights_lock);
 }
 

@@ -12,7 +12,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from ..engines._torch_group import Group
 from ..read._strategy import parse
 from ._broadcast import ReceivedVersion, join
-from ._int8 import keep_scales
+from ._cpu_reload import mend_reloads
 from ._loader import Draft, Loader, Refused, get_loader
 from ._path import version_path
 
@@ -69,7 +69,7 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
         super().__init__(config, vllm_config, device, model)
         self._root: Optional[str] = None
         self._group: Optional[Group] = None
-        keep_scales(vllm_config)
+        mend_reloads(vllm_config)
         self._target, self._config = model, vllm_config
         self._target_loader = get_loader(model, vllm_config)
 

@@ -18,10 +18,10 @@ class Extension:
         version later. (vLLM has no other hook for an extension; it does not call __init__.)"""
         super().__setattr__(name, value)
         if name == "vllm_config":
-            from ._int8 import keep_scales
+            from ._cpu_reload import mend_reloads
             from ._loader import inspect_start
 
-            keep_scales(value)
+            mend_reloads(value)
             super().__setattr__("wsync_start", inspect_start(value))
 
     def wsync_load(self, path: str, force_layout: bool = False, strategy: str = "auto") -> Any:

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from ..read._gpu import GpuWeights
 from ..read._layout import Difference, Layout, LayoutError, summary
+from ..read._shared_parameters import matcher, shared_parameters
 from ..read._strategy import Opened, open_version
 from ..read._weights import Weights, open
 from ._broadcast import ReceivedVersion
@@ -85,7 +86,7 @@ class Loader:
     def __init__(self, model: Any, vllm_config: Any, start: Optional[Start] = None, draft: Optional["Draft"] = None):
         self._model, self._config = model, vllm_config
         self._model_config = draft.model_config if draft else vllm_config.model_config
-        self._shared = _shared_parameters(model, draft.target) if draft else frozenset()
+        self._shared = shared_parameters(model, draft.target) if draft else frozenset()
         self.parallel_config = vllm_config.parallel_config
         self.ranks = Ranks(vllm_config.parallel_config)
         self._filled_parameters: Optional[set[str]] = None  # parameters that the first load filled
@@ -217,10 +218,10 @@ class Loader:
     def _pairs(self, weights: Source) -> Iterator[tuple[str, Any]]:
         """Yields (name, tensor): views of mapped files, of which a rank reads only the bytes that its part of the model needs, or of GPU
         memory."""
-        shared = tuple("." + _end(name) for name in self._shared)
+        is_shared = matcher(self._shared)
         for name in weights:
             self._current_tensor = name
-            if not f".{name}".endswith(shared):
+            if not is_shared(name):
                 yield name, weights[name]
         self._current_tensor = ""
 
@@ -282,17 +283,6 @@ class Draft:
 
     model_config: Any
     target: Any
-
-
-def _shared_parameters(draft: Any, target: Any) -> frozenset[str]:
-    """The names in the draft model of parameters that are the target's own: what is written to them changes the target."""
-    of_target = {id(p) for p in target.parameters()}
-    return frozenset(name for name, p in draft.named_parameters(remove_duplicate=False) if id(p) in of_target)
-
-
-def _end(name: str) -> str:
-    """A parameter's name below its module ("lm_head.weight"): a checkpoint may name the modules above it otherwise."""
-    return ".".join(name.split(".")[-2:])
 
 
 def needed_parameters(model: Any, has_lora: bool = False) -> set[str]:

@@ -32,7 +32,6 @@ struct work {
     struct ws_derivation *d;
     struct ws_slot_lease *lease;
     struct ws_slot_lease *base; /* the view's version before, which the delta leads from; NULL: none */
-    atomic_bool base_is_wanted; /* for a model that ranks publish */
     struct ws_derived_blocks *blocks;
     struct ws_safetensors *
         *headers; /* of the source's files, by the manifest's places; NULL: no safetensors */
@@ -79,9 +78,6 @@ static int refuse_taken(const struct work *w, struct ws_error *err)
     const struct ws_derivation *d = w->d;
     if (atomic_load(&d->agent->stop))
         return ws_error_set(err, ECANCELED, "the agent is stopping");
-    if (atomic_load(&w->base_is_wanted))
-        return ws_error_set(err, ESTALE, "the memory of %s's version before is wanted for another model",
-                            d->view->name);
     return ws_error_set(err, ESTALE, "the trainer took the slot of %s/%" PRIu64 " for a later version",
                         d->source->name, d->id.version);
 }
@@ -121,14 +117,8 @@ static void end_lease(struct work *w)
     pthread_mutex_unlock(&w->d->agent->lock);
 }
 
-static void on_base_revoked(void *arg)
-{
-    struct work *w = arg;
-    atomic_store(&w->base_is_wanted, true);
-    atomic_store(&w->d->stop, true);
-}
-
-/* The view's newest version, if a delta leads from it: while the source's lease holds. */
+/* The view's newest version, if a delta leads from it: while the source's lease holds. Nobody takes it meanwhile: as long
+ * as view->preparing is set no rank gets a view's slot (core/slots.c) and nobody removes the model. */
 static struct ws_derived_base take_base(struct work *w)
 {
     struct ws_derivation *d = w->d;
@@ -138,7 +128,7 @@ static struct ws_derived_base take_base(struct work *w)
     if (s &&
         ws_encoder_terms(d->agent, d->view, d->view->placement->total_bytes, &base.level, &base.most_bytes) &&
         base.most_bytes > 0)
-        w->base = ws_slot_lease_new(s, "the delta to the next version", on_base_revoked, w);
+        w->base = ws_slot_lease_new(s, "the delta to the next version", NULL, NULL);
     pthread_mutex_unlock(&d->agent->lock);
     base.lease = w->base;
     return base;

@@ -54,6 +54,16 @@ sys.meta_path.insert(0, Finder())
 __getattr__ = names_of(__name__)
 
 
+def copy_all_layer_kv_cache_cpu(*_):
+    """A start with a draft model calls it once, to warm it up. Nothing else may: it copies nothing."""
+
+
+# A draft model's attention looks them up at a start. They are there and compute nothing.
+operators = torch.library.Library("sgl_kernel", "DEF")
+for name in ("decode_attention_cpu", "extend_attention_cpu"):
+    operators.define(f"{name}() -> ()")
+
+
 def unpinned(make):
     def make_unpinned(*args, pin_memory=False, **kw):
         return make(*args, **kw)
