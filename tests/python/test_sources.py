@@ -757,6 +757,19 @@ def qwen3(tmp_path):
     return str(tmp_path)
 
 
+def test_megatron_missing_chunks(agent, one_group, qwen3):
+    """fewer model chunks than the rank has virtual pipeline stages are refused: nobody would write the others' layers"""
+    norm = lambda: Module({"decoder.final_layernorm.weight": Tensor(numbers(3, 0))})
+    chunks = [norm(), Module({})]
+    for chunk in chunks:
+        chunk.config = types.SimpleNamespace(num_layers=1)
+    sys.modules["megatron.core.parallel_state"].get_virtual_pipeline_model_parallel_world_size = lambda: 2
+    with publisher(agent, wsync.megatron(chunks[0]), hf_config=qwen3) as pub, pytest.raises(ValueError, match="2 virtual pipeline stages, and .* given 1"):
+        pub.offload(1)
+    with publisher(agent, wsync.megatron(chunks), hf_config=qwen3) as pub:
+        assert published(pub, 1) == {"model.norm.weight": [0, 1, 2]}
+
+
 def test_megatron_adapter(agent, one_group, qwen3):
     """the adapter of Megatron's layers alone, in PEFT's names, with a config made of what the layers have"""
     world.need_fuse()
