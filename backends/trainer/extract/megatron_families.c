@@ -413,7 +413,7 @@ static const struct ws_megatron_row mlp_lora_rows[] = {
 TABLE(mlp_lora);
 
 /* Each compared with the Hugging Face model whose logits it gives; layers of multi-token prediction, of which transformers
- * has no forward, MiMo, GLM-4 without experts, Gemma, Qwen3.5 and Nemotron-H, by inverse mappings of random tensors. */
+ * has no forward, MiMo, GLM-4 without experts, Gemma and Nemotron-H, by inverse mappings of random tensors. */
 static const struct ws_megatron_family families[] = {
     {.model_types = {"llama", "qwen2", "mistral"},
      .tables = {&common, &mlp, &attention},
