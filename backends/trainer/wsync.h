@@ -399,7 +399,8 @@ typedef struct wsync_extract_options {
     int tied; /* the output layer is the embedding, and the file has no tensor for it; 0: hf_config's word */
     wsync_parallel tensor, expert, expert_tensor; /* Megatron's groups */
     /* Megatron: the names of the model's options that are set; those that change a layout in a way that is
-     * not known here are refused by name. */
+     * not known here are refused by name. "mtp_num_layers=N" also says how many layers of multi-token prediction it has:
+     * with fewer than config.json's and no base it is refused. */
     const char *const *features;
     size_t n_features;
     /* PEFT's name of a LoRA adapter ("default"); of Megatron's, any name. Its tensors alone are extracted, in the names

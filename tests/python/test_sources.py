@@ -223,6 +223,94 @@ def test_deepspeed_refuses(agent):
         pub.offload(2)
 
 
+def test_deepspeed_quantised(agent):
+    """weights that ZeRO++ or deepspeed.linear keeps quantised are refused by name"""
+    engine = zero3({"a": numbers(5, 1)})
+    engine.module._parameters["a"].ds_tensor.ds_quant_scale = Tensor(numbers(1, 1))
+    with publisher(agent, wsync.deepspeed(engine)) as pub, pytest.raises(NotImplementedError, match="a is kept quantised by ZeRO .zero_quantized_nontrainable_weights"):
+        pub.offload(1)
+
+    class QuantizedParameter(Tensor):
+        pass
+
+    model = Module({"b": QuantizedParameter(numbers(5, 1))})
+    with publisher(agent, wsync.deepspeed(model)) as pub, pytest.raises(NotImplementedError, match="b is a QuantizedParameter, kept quantised by deepspeed.linear"):
+        pub.offload(1)
+
+
+@pytest.mark.parametrize("master", [False, True])
+def test_mics(agent, monkeypatch, master):
+    """MiCS, of releases before 0.19: a partition is of its shard group, which is smaller than ds_process_group; parameters and masters"""
+    dist = types.SimpleNamespace(get_rank=lambda group: group[0], get_world_size=lambda group: group[1])
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(distributed=dist, Tensor=enum.Enum))
+    monkeypatch.setitem(sys.modules, "torch.distributed", dist)
+    whole = numbers(9, 1)
+    with world.scope():
+        pubs = []
+        for rank in range(4):
+            mine = numpy.concatenate([whole, numpy.full(1, -1, numpy.float32)])[rank % 2 * 5 :][:5]
+            engine = zero3({"a": mine})
+            p = engine.module._parameters["a"]
+            del p.ds_zero_partition_rank, p.ds_zero_partition_world_size
+            p.ds_shape, p.ds_process_group = whole.shape, (rank, 4)
+            p.comm = types.SimpleNamespace(param_shard_rank=rank % 2, param_shard_size=2)
+            pubs.append(world.entered(wsync.Publisher("actor", wsync.deepspeed(engine, master=master), agent=f"unix:{agent.sock}", start_agent=False,
+                                                      rank=rank, world_size=4)))  # fmt: skip
+        with futures.ThreadPoolExecutor() as pool:
+            assert [f.exception(60) for f in [pool.submit(p.offload, 1) for p in pubs]] == [None] * 4
+        assert pubs[0].weights(1, "numpy")["a"].tolist() == whole.tolist()
+
+
+# --- DeepSpeed's AutoTP ---
+
+
+class TensorParallel_Layer(Module):
+    """One of AutoTP's layers, which replaces a linear one: it knows its group, and its parameters say how they are cut."""
+
+    def __init__(self, array, dim, sizes, rank, **more):
+        start = sum(sizes[:rank])
+        p = Tensor(numpy.take(array, range(start, start + sizes[rank]), dim))
+        super().__init__({"weight": p})
+        self.tp_world_size, self.tp_index = len(sizes), rank
+        p.ds_is_replaced_module = True
+        p.ds_autotp_universal_checkpoint_meta = {"partition_dim": dim, "partition_sizes": sizes, "logical_shape": array.shape, "sub_param_shard_widths": None,
+                                                 "conversion": {"replicated": False, "unsupported_reason": None}, **more}  # fmt: skip
+
+
+def test_autotp(agent):
+    """unequal rows, none on a rank, and columns that are equal where there are any"""
+    rows, columns = numbers(14, 0).reshape(7, 2), numbers(12, 50).reshape(2, 6)
+    with world.scope():
+        pubs = []
+        for rank in range(3):
+            model = Module({"norm": Tensor(numbers(2, 7))}, {"up": TensorParallel_Layer(rows, 0, (5, 2, 0), rank),
+                                                             "down": TensorParallel_Layer(columns, 1, (3, 3, 0), rank)})  # fmt: skip
+            pubs.append(world.entered(wsync.Publisher("actor", wsync.deepspeed(model), agent=f"unix:{agent.sock}", start_agent=False,
+                                                      rank=rank, world_size=3)))  # fmt: skip
+        with futures.ThreadPoolExecutor() as pool:
+            assert [f.exception(60) for f in [pool.submit(p.offload, 1) for p in pubs]] == [None] * 3
+        weights = pubs[0].weights(1, "numpy")
+        assert {n: weights[n].tolist() for n in weights} == {"norm": [7, 8], "up.weight": rows.tolist(), "down.weight": columns.tolist()}
+
+
+def test_autotp_refuses(agent):
+    """what AutoTP does not describe, several tensors in one, and pieces that are other than described; a group of one cuts nothing"""
+    array = numbers(12, 0).reshape(6, 2)
+    refused = lambda layer, words: pytest.raises(NotImplementedError, match="up.weight is in a TensorParallel_Layer of DeepSpeed's AutoTP.*" + words)
+    made = lambda **more: TensorParallel_Layer(array, 0, (3, 3), 0, **more)
+    for layer, words in ((made(sub_param_shard_widths=[[1, 1], [2, 2]]), "several tensors in one"), (made(partition_sizes=(4, 2)), r"holds \[4, 2\] of it, and it holds \[3, 2\]"),
+                         (made(conversion={"replicated": False, "unsupported_reason": "grouped heads"}), "grouped heads")):  # fmt: skip
+        with publisher(agent, wsync.deepspeed(Module({}, {"up": layer}))) as pub, refused(layer, words):
+            pub.offload(1)
+    layer = made()
+    del layer._parameters["weight"].ds_autotp_universal_checkpoint_meta
+    with publisher(agent, wsync.deepspeed(Module({}, {"up": layer}))) as pub:
+        with refused(layer, "does not say how it is cut"):
+            pub.offload(1)
+        layer.tp_world_size = 1
+        assert published(pub, 1) == {"up.weight": array[:3].tolist()}
+
+
 def test_freed_storage(agent):
     """a tensor whose storage was freed is refused by name"""
 
@@ -281,6 +369,23 @@ def test_wrappers(agent):
         model._modules["layer"] = Module({}, {"base_layer": Module({"weight": Tensor(numbers(3, 0))})})
         with pytest.raises(NotImplementedError, match="layer.base_layer is in an adapter's layer.*merge_and_unload"):
             pub.offload(2)
+
+
+def test_vision_by_transformers_4(agent, monkeypatch):
+    """transformers 4 has models of text and images in other names than their files; a table of the model's class has both"""
+    torch = types.SimpleNamespace(Tensor=enum.Enum, empty=lambda shape, device: Tensor(numpy.empty(shape, numpy.float32)))
+    for name, module in {"torch": torch, "transformers": types.ModuleType("transformers"), "transformers.core_model_loading": None,
+                         "transformers.conversion_mapping": None, "transformers.modeling_utils": types.SimpleNamespace(VLMS=["qwen2_5_vl"])}.items():  # fmt: skip
+        monkeypatch.setitem(sys.modules, name, module)
+
+    class Qwen2_5_VLForConditionalGeneration(Module):
+        _checkpoint_conversion_mapping = {"^visual": "model.visual", r"^model(?!\.(language_model|visual))": "model.language_model"}
+        config = types.SimpleNamespace(model_type="qwen2_5_vl")
+
+    part = lambda n: Module({"norm": Tensor(numbers(2, n))})
+    model = Qwen2_5_VLForConditionalGeneration({}, {"model": Module({}, {"visual": part(0), "language_model": part(5)}), "lm_head": part(9)})
+    with publisher(agent, wsync.fsdp(model)) as pub:
+        assert published(pub, 1) == {"visual.norm": [0, 1], "model.norm": [5, 6], "lm_head.norm": [9, 10]}
 
 
 # --- PEFT ---
@@ -650,6 +755,19 @@ def qwen3(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "num_attention_heads": 2, "head_dim": 2, "hidden_size": 3, "vocab_size": 9,
                                                       "intermediate_size": 4}))
     return str(tmp_path)
+
+
+def test_megatron_missing_chunks(agent, one_group, qwen3):
+    """fewer model chunks than the rank has virtual pipeline stages are refused: nobody would write the others' layers"""
+    norm = lambda: Module({"decoder.final_layernorm.weight": Tensor(numbers(3, 0))})
+    chunks = [norm(), Module({})]
+    for chunk in chunks:
+        chunk.config = types.SimpleNamespace(num_layers=1)
+    sys.modules["megatron.core.parallel_state"].get_virtual_pipeline_model_parallel_world_size = lambda: 2
+    with publisher(agent, wsync.megatron(chunks[0]), hf_config=qwen3) as pub, pytest.raises(ValueError, match="2 virtual pipeline stages, and .* given 1"):
+        pub.offload(1)
+    with publisher(agent, wsync.megatron(chunks), hf_config=qwen3) as pub:
+        assert published(pub, 1) == {"model.norm.weight": [0, 1, 2]}
 
 
 def test_megatron_adapter(agent, one_group, qwen3):

@@ -1,8 +1,8 @@
-# timeout: 900, takes: 250
+# timeout: 1200, takes: 480
 """Ranks of real trainers publish through one agent, and the mounted files equal the frameworks' own results: full_tensor(),
 save_pretrained(), GatheredParameters. Megatron's are in test_megatron.py."""
 
-from ground import compared, need
+from ground import Ground, compared, need
 
 
 def test_fsdp_2():
@@ -23,6 +23,12 @@ def test_fsdp_4():
     compared(4, "fsdp_ranks.py", "hsdp", "tp", "tp_hsdp", "manual")
 
 
+def test_vision():
+    "Qwen2.5-VL and Qwen3-VL by FSDP2 over 2 ranks, tied or not, in the names that save_pretrained writes"
+    need("torch")
+    compared(2, "fsdp_ranks.py", "qwen25_vl", "qwen25_vl_tied", "qwen3_vl", "qwen3_vl_tied")
+
+
 def test_deepspeed_2():
     "DeepSpeed over 2 ranks: stages 1, 2 and 3, parameters and masters, frozen, tied, offloaded, experts"
     need("deepspeed")
@@ -40,6 +46,25 @@ def test_deepspeed_4():
     "DeepSpeed over 4 ranks: a second copy of the partitions in groups of 2"
     need("deepspeed")
     compared(4, "deepspeed_ranks.py", "zero3-hpz")
+
+
+def test_deepspeed_quantised():
+    "ZeRO++ over 4 ranks: weights that are quantised on their way between ranks, also with copies in groups of 2"
+    need("deepspeed")
+    compared(4, "deepspeed_ranks.py", "zero3-quantised", "zero3-quantised-hpz")
+
+
+def test_autotp():
+    "DeepSpeed's AutoTP over 2 ranks, without ZeRO and with stages 1 and 2, tied; with 2 replicas; over more ranks than key and value heads"
+    need("deepspeed")
+    compared(2, "deepspeed_ranks.py", "autotp", "autotp-zero1", "autotp-zero2-tied")
+    compared(4, "deepspeed_ranks.py", "autotp-zero1", "autotp-few-heads")
+
+
+def test_autotp_refuses():
+    "AutoTP's columns in unequal pieces, with ZeRO-3, and of masters"
+    need("deepspeed")
+    Ground().ranks(2, "deepspeed_ranks.py", "autotp-3-heads", "autotp-zero3", "autotp-master")
 
 
 def test_peft():

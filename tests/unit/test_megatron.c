@@ -261,6 +261,123 @@ static void test_megatron_contradictions(void **state)
     unlink(m.config);
 }
 
+/* A folder with one file of weights, which has this one tensor of four elements. */
+static void write_base(char folder[32], const char *name, const char *dtype, unsigned bytes)
+{
+    char path[64], header[300];
+    const int n =
+        snprintf(header, sizeof(header), "{\"%s\":{\"dtype\":\"%s\",\"shape\":[4],\"data_offsets\":[0,%u]}}",
+                 name, dtype, bytes);
+    const uint64_t length = (uint64_t)n;
+    const char zeros[16] = {0};
+    strcpy(folder, "/tmp/base.XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/model.safetensors", folder);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(&length, sizeof(length), 1, f), 1);
+    assert_int_equal(fwrite(header, 1, (size_t)n, f), (size_t)n);
+    assert_int_equal(fwrite(zeros, 1, bytes, f), bytes);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void remove_base(const char *folder)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "%s/model.safetensors", folder);
+    unlink(path);
+    rmdir(folder);
+}
+
+#define ROUTER_BIAS "model.layers.0.mlp.gate.e_score_correction_bias"
+
+/* The router's bias is F32 whatever the model is in; where a base has it, it is as there. */
+static void test_router_bias_with_base(void **state)
+{
+    static const char config[] =
+        "{\"model_type\":\"deepseek_v3\",\"n_routed_experts\":4,\"dtype\":\"bfloat16\"}";
+    static const struct {
+        const char *name, *dtype;
+        unsigned bytes;
+        wsync_dtype expected;
+    } all[] = {{ROUTER_BIAS, "F32", 16, WSYNC_F32},
+               {ROUTER_BIAS, "BF16", 8, WSYNC_BF16},
+               {"model.layers.1.mlp.gate.e_score_correction_bias", "BF16", 8, WSYNC_F32}};
+    const wsync_held h = {.name = "decoder.layers.0.mlp.router.expert_bias",
+                          .dtype = WSYNC_F32,
+                          .n_dims = 1,
+                          .shape = {4},
+                          .local = {4},
+                          .layer = 1};
+    struct gpt m = {0};
+    (void)state;
+    write_text(&m, config, (int)strlen(config));
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        char folder[32];
+        wsync_extraction *e;
+        size_t n;
+        write_base(folder, all[i].name, all[i].dtype, all[i].bytes);
+        const wsync_extract_options o = {
+            .struct_size = sizeof(o), .kind = "megatron", .hf_config = m.config, .base = folder};
+        assert_int_equal(wsync_extract(&o, &h, 1, &e), 0);
+        const wsync_param *p = wsync_extraction_params(e, &n);
+        assert_int_equal(n, 1);
+        assert_string_equal(p->name, ROUTER_BIAS);
+        assert_int_equal(p->dtype, all[i].expected);
+        assert_int_equal(p->converts, all[i].expected != WSYNC_F32);
+        wsync_extraction_free(e);
+        remove_base(folder);
+    }
+    unlink(m.config);
+}
+
+/* A model, or a rank that has them, with fewer layers of multi-token prediction than config.json: refused, unless a base has the
+ * others; a model without any is not. */
+static void test_missing_mtp_layers(void **state)
+{
+    static const char config[] = "{\"model_type\":\"deepseek_v3\",\"hidden_size\":4,\"num_hidden_layers\":1,"
+                                 "\"num_nextn_predict_layers\":2}";
+    static const char *const one[] = {"mtp_num_layers", "mtp_num_layers=1"}, *const two[] = {
+                                                                                 "mtp_num_layers",
+                                                                                 "mtp_num_layers=2"};
+    wsync_held all[] = {{.name = "mtp.layers.0.enorm.weight", .layer = 1},
+                        {.name = "mtp.layers.1.enorm.weight", .layer = 2},
+                        {.name = "decoder.final_layernorm.weight"}};
+    struct gpt m = {0};
+    char folder[32];
+    wsync_extraction *e;
+    (void)state;
+    for (unsigned i = 0; i < 3; i++) {
+        all[i].dtype = WSYNC_F32;
+        all[i].n_dims = 1;
+        all[i].shape[0] = all[i].local[0] = 4;
+    }
+    write_text(&m, config, (int)strlen(config));
+    write_base(folder, "model.layers.2.enorm.weight", "F32", 16);
+    wsync_extract_options o = {.struct_size = sizeof(o), .kind = "megatron", .hf_config = m.config};
+    assert_int_equal(wsync_extract(&o, &all[2], 1, &e), 0); /* a model without */
+    wsync_extraction_free(e);
+    o.n_features = 2;
+    o.features = one;
+    refused(-EINVAL, &o, &all[2], "has 1 layers of multi-token prediction, and config.json has 2",
+            "build it with mtp_num_layers=2");
+    o.features = two;
+    refused(-EINVAL, &o, &all[0], "nothing of layer 2 of the 2", "all of the rank's model chunks");
+    refused(-EINVAL, &o, &all[1], "nothing of layer 1 of the 2", "all of the rank's model chunks");
+    assert_int_equal(wsync_extract(&o, &all[2], 1, &e), 0); /* a rank of another stage */
+    wsync_extraction_free(e);
+    assert_int_equal(wsync_extract(&o, all, 3, &e), 0);
+    wsync_extraction_free(e);
+    o.base = folder;
+    assert_int_equal(wsync_extract(&o, all, 1, &e), 0);
+    wsync_extraction_free(e);
+    o.features = one;
+    assert_int_equal(wsync_extract(&o, all, 1, &e), 0);
+    wsync_extraction_free(e);
+    remove_base(folder);
+    unlink(m.config);
+}
+
 /* What no table describes is refused with its reason, whatever the sizes are: model types, options, held names. */
 static void test_megatron_unknown(void **state)
 {
@@ -579,6 +696,8 @@ int main(void)
         cmocka_unit_test(test_zero_centred_family),
         cmocka_unit_test(test_megatron_contradictions),
         cmocka_unit_test(test_megatron_unknown),
+        cmocka_unit_test(test_router_bias_with_base),
+        cmocka_unit_test(test_missing_mtp_layers),
     };
     return cmocka_run_group_tests_name("megatron", tests, NULL, NULL);
 }

@@ -322,8 +322,8 @@ static void close_section(struct rows *s)
     s->g.sections[s->g.n_sections++] = s->next - before;
 }
 
-/* One rank's layer of linear attention, of `kh` key heads with `r` value heads each, and one of attention with gates. */
-static void qwen3_next_rank(struct world *w, unsigned rank, wsync_held **h, const struct gpt *m, unsigned tp,
+/* The projection of one rank's layer of linear attention, in Qwen3-Next's two tensors. */
+static void next_projection(struct world *w, unsigned rank, wsync_held **h, const struct gpt *m, unsigned tp,
                             unsigned kh, unsigned r, unsigned kd, unsigned vd)
 {
     const unsigned block = 2 * kd + 2 * r * vd, at[] = {0, kd, 2 * kd, 2 * kd + r * vd},
@@ -345,6 +345,40 @@ static void qwen3_next_rank(struct world *w, unsigned rank, wsync_held **h, cons
     megatron_hold(w, rank, &s.g, (*h)++, "decoder.layers.0.self_attention.in_proj.weight", 1,
                   WSYNC_SECTION_SHARD, 0, tp, m->tp);
     free(s.g.values);
+}
+
+/* The same in Qwen3.5's four, of which the first is query, key and value one below the other. */
+static void split_projection(struct world *w, unsigned rank, wsync_held **h, const struct gpt *m, unsigned tp,
+                             unsigned kh, unsigned r, unsigned kd, unsigned vd)
+{
+    const unsigned keys = kh * kd, values = kh * r * vd, n[] = {keys, keys, values};
+    const struct tensor *qkv =
+        file_tensor(w, "model.layers.0.linear_attn.in_proj_qkv.weight", 2 * keys + values, m->hidden);
+    const char *const others[] = {"z", "b", "a"};
+    struct rows s;
+    rows_new(&s, 2 * keys + 2 * values + 2 * kh * r, m->hidden);
+    for (unsigned i = 0; i < 3; i++) {
+        rows_take(&s, qkv, i * keys, n[i]);
+        close_section(&s);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        char name[64];
+        const unsigned rows = i ? kh * r : values;
+        snprintf(name, sizeof(name), "model.layers.0.linear_attn.in_proj_%s.weight", others[i]);
+        rows_take(&s, file_tensor(w, name, rows, m->hidden), 0, rows);
+        close_section(&s);
+    }
+    megatron_hold(w, rank, &s.g, (*h)++, "decoder.layers.0.self_attention.in_proj.weight", 1,
+                  WSYNC_SECTION_SHARD, 0, tp, m->tp);
+    free(s.g.values);
+}
+
+/* One rank's layer of linear attention, of `kh` key heads with `r` value heads each, and one of attention with gates. */
+static void gated_rank(struct world *w, unsigned rank, wsync_held **h, const struct gpt *m, unsigned tp,
+                       unsigned kh, unsigned r, unsigned kd, unsigned vd, bool next)
+{
+    struct rows s;
+    (next ? next_projection : split_projection)(w, rank, h, m, tp, kh, r, kd, vd);
     const uint64_t shape[3] = {kh * (2 * kd + r * vd), 1, 4};
     struct tensor *conv = tensor_named(w, "model.layers.0.linear_attn.conv1d.weight");
     if (!conv)
@@ -367,7 +401,7 @@ static void qwen3_next_rank(struct world *w, unsigned rank, wsync_held **h, cons
          kh * r * vd},
         {"mlp.shared_experts.gate_weight", {"mlp.shared_expert_gate.weight"}, LINE_WHOLE, {1}, m->hidden},
     };
-    for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
+    for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]) - !next; i++) /* the last one is of experts */
         hold_line(w, rank, h, m, &lines[i], 0, 0, 0, tp, m->tp);
     const unsigned queries = m->heads / m->kv_heads, d = m->head_dim;
     const struct tensor *q = file_tensor(w, "model.layers.1.self_attn.q_proj.weight", 2 * m->heads * d,
@@ -389,8 +423,8 @@ static void qwen3_next_rank(struct world *w, unsigned rank, wsync_held **h, cons
     free(s.g.values);
 }
 
-/* Qwen3-Next over tensor parallel ranks, and by ranges of an optimizer. */
-static void test_qwen3_next(void **state)
+/* Qwen3-Next and Qwen3.5 over tensor parallel ranks, and by ranges of an optimizer. */
+static void test_gated(void **state)
 {
     static const char *const features[] = {"attention_output_gate", "layernorm_zero_centered_gamma"};
     (void)state;
@@ -401,6 +435,7 @@ static void test_qwen3_next(void **state)
                         .layers = 2,
                         .hidden = 1 + below(6),
                         .head_dim = 1 + below(4)};
+        const bool next = round % 2;
         const unsigned kh = m.tp * (1 + below(2)), r = 1 + below(3), kd = 1 + below(4), vd = 1 + below(4);
         m.kv_heads = 1U << below(3);
         m.heads = m.tp * m.kv_heads * (1 + below(2));
@@ -410,16 +445,17 @@ static void test_qwen3_next(void **state)
         write_text(
             &m, text,
             snprintf(text, sizeof(text),
-                     "{\"model_type\":\"qwen3_next\",\"hidden_size\":%u,\"num_attention_heads\":%u,"
+                     "{\"model_type\":\"%s\",\"hidden_size\":%u,\"num_attention_heads\":%u,"
                      "\"num_key_value_heads\":%u,\"head_dim\":%u,\"linear_num_key_heads\":%u,"
                      "\"linear_num_value_heads\":%u,\"linear_key_head_dim\":%u,\"linear_value_head_dim\":%u,"
                      "\"linear_conv_kernel_dim\":4}",
-                     m.hidden, m.heads, m.kv_heads, m.head_dim, kh, kh * r, kd, vd));
+                     next ? "qwen3_next" : "qwen3_5_text", m.hidden, m.heads, m.kv_heads, m.head_dim, kh,
+                     kh * r, kd, vd));
         w->n_ranks = m.tp * m.dp;
         for (unsigned rank = 0; rank < w->n_ranks; rank++) {
             wsync_held *held = calloc(16, sizeof(*held)), *h = held;
             const unsigned tp = rank / m.dp;
-            qwen3_next_rank(w, rank, &h, &m, tp, kh, r, kd, vd);
+            gated_rank(w, rank, &h, &m, tp, kh, r, kd, vd, next);
             wsync_extract_options o = {.struct_size = sizeof(o),
                                        .kind = "megatron",
                                        .hf_config = m.config,
@@ -621,9 +657,8 @@ static void test_few_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_latent_family), cmocka_unit_test(test_mimo),
-        cmocka_unit_test(test_qwen3_next),    cmocka_unit_test(test_nemotron_h),
-        cmocka_unit_test(test_few_rows),
+        cmocka_unit_test(test_latent_family), cmocka_unit_test(test_mimo),     cmocka_unit_test(test_gated),
+        cmocka_unit_test(test_nemotron_h),    cmocka_unit_test(test_few_rows),
     };
     return cmocka_run_group_tests_name("megatron_families", tests, NULL, NULL);
 }

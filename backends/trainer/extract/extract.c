@@ -34,6 +34,7 @@ struct extractor {
     struct ws_folder *base;
     bool has_dtype;
     enum ws_dtype dtype;   /* of floating-point tensors in the file */
+    uint64_t mtp_layers;   /* that tensors are in, as bits */
     wsync_fusion *fusions; /* the options', of this release's size */
     wsync_extraction *out;
     struct ws_error *err;
@@ -360,6 +361,8 @@ static int extract_one(struct extractor *x, const wsync_held *h, size_t held)
         rc = x->ops->describe(&x->options, &x->config, h, &e, x->err);
     if (rc == -ENOMEM)
         (void)no_memory(x, h->name);
+    if (rc == 0 && e.mtp_layer && e.mtp_layer < 64)
+        x->mtp_layers |= UINT64_C(1) << e.mtp_layer;
     if (rc == 0 && !e.skip && elements(e.fused.shape, e.fused.n_dims) == 0)
         rc = extract_empty(x, h, held, &e.fused);
     else if (rc == 0 && !e.skip)
@@ -478,6 +481,8 @@ int wsync_extract(const wsync_extract_options *options, const wsync_held *held, 
         if (rc == 0)
             rc = extract_one(&x, &h, i);
     }
+    if (rc == 0 && x.ops->check_layers)
+        rc = x.ops->check_layers(&x.options, &x.config, x.mtp_layers, x.err);
     ws_folder_free(x.base);
     free(x.fusions);
     if (rc < 0) {

@@ -15,9 +15,10 @@ struct ws_extracted {
     wsync_placement placements[WSYNC_MAX_DIMS];
     unsigned n_sections; /* of a SECTION_SHARD among them */
     uint64_t sections[WSYNC_MAX_SECTIONS];
-    bool plus_1;    /* it is stored less one; of F32, F16 or BF16 */
-    bool f32;       /* the file has it in F32, unless the base says otherwise */
-    bool own_range; /* a flat one is a range of this rank's part, which the placements make, not of all */
+    bool plus_1;        /* it is stored less one; of F32, F16 or BF16 */
+    bool f32;           /* the file has it in F32, unless the base says otherwise */
+    uint64_t mtp_layer; /* of multi-token prediction, from 1; 0: it is in none */
+    bool own_range;     /* a flat one is a range of this rank's part, which the placements make, not of all */
 };
 struct ws_extractor_ops {
     const char *name;
@@ -28,6 +29,10 @@ struct ws_extractor_ops {
      * -EOPNOTSUPP: the extractor does not know it. */
     int (*describe)(const wsync_extract_options *o, const struct ws_hf_config *c, const wsync_held *h,
                     struct ws_extracted *out, struct ws_error *err);
+    /* Once, after the others. mtp_layers: bit n is set where a tensor is in layer n of multi-token prediction. -EINVAL: one
+     * is missing. NULL: nothing to check. */
+    int (*check_layers)(const wsync_extract_options *o, const struct ws_hf_config *c, uint64_t mtp_layers,
+                        struct ws_error *err);
 };
 extern const struct ws_extractor_ops ws_extract_plain, ws_extract_fsdp, ws_extract_deepspeed,
     ws_extract_megatron;

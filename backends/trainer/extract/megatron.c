@@ -8,12 +8,14 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define PEFT_PREFIX  "base_model.model."
 #define GATES        "attention_output_gate"
 #define INTERLEAVED  "rotary_interleaved"
 #define ZERO_CENTRED "layernorm_zero_centered_gamma"
+#define MTP_NUMBER   "mtp_num_layers="
 
 /* What changes layouts or values in a way that no row knows: a model_type, an option that is set, or a held name. */
 static const struct {
@@ -73,6 +75,24 @@ static bool has_feature(const wsync_extract_options *o, const char *name)
     return false;
 }
 
+/* A model without such layers has none in its file; one with fewer than its config.json would have layers that nobody writes. */
+static int check_mtp(const wsync_extract_options *o, const struct ws_hf_config *c, struct ws_error *err)
+{
+    const char *number = NULL;
+    for (size_t i = 0; i < o->n_features; i++)
+        if (strncmp(o->features[i], MTP_NUMBER, strlen(MTP_NUMBER)) == 0)
+            number = o->features[i] + strlen(MTP_NUMBER);
+    if (!number || o->base || o->adapter || strtoull(number, NULL, 10) >= c->mtp_layers)
+        return 0;
+    return ws_error_set(
+        err, EINVAL,
+        "this Megatron model has %s layers of multi-token prediction, and config.json has %" PRIu64
+        " (num_nextn_predict_layers), so its file would lack some: build it with mtp_num_layers=%" PRIu64
+        ", give the hf_config of this model, or give base=, a checkpoint that has the others; a model "
+        "without any (mtp_num_layers=None) is published without them",
+        number, c->mtp_layers, c->mtp_layers);
+}
+
 static int check_features(const wsync_extract_options *o, const struct ws_hf_config *c, struct ws_error *err)
 {
     const struct ws_megatron_family *family = ws_megatron_family(c->model_type);
@@ -90,7 +110,7 @@ static int check_features(const wsync_extract_options *o, const struct ws_hf_con
                                 "this Megatron model has %s: %s, and that layout is not known here", feature,
                                 unknown_features[i].why);
     }
-    return 0;
+    return check_mtp(o, c, err);
 }
 
 static int check(const wsync_extract_options *o, const struct ws_hf_config *c, struct ws_error *err)
@@ -399,8 +419,25 @@ static int describe(const wsync_extract_options *o, const struct ws_hf_config *c
                      .group = r->expert ? &o->expert_tensor : &o->tensor,
                      .group_name = r->expert ? "expert-tensor-parallel" : "tensor-parallel"};
     int rc = found.layered ? layer_of(c, found.mtp ? family->mtp : NULL, h->layer, h->name, x.layer, err) : 0;
+    out->mtp_layer = found.mtp ? h->layer : 0;
     return rc < 0 ? rc : describe_known(&x, o, found.expert, out, err);
 }
 
+/* Megatron has all layers of multi-token prediction on one stage. */
+static int check_layers(const wsync_extract_options *o, const struct ws_hf_config *c, uint64_t mtp_layers,
+                        struct ws_error *err)
+{
+    for (uint64_t i = 1; mtp_layers && !o->base && i <= c->mtp_layers && i < 64; i++)
+        if (!(mtp_layers >> i & 1))
+            return ws_error_set(
+                err, EINVAL,
+                "this rank holds layers of multi-token prediction, but nothing of layer %" PRIu64
+                " of the %" PRIu64
+                " that config.json has (num_nextn_predict_layers), and its file would lack it: give all of "
+                "the rank's model chunks, or base=, a checkpoint that has it",
+                i, c->mtp_layers);
+    return 0;
+}
+
 const struct ws_extractor_ops ws_extract_megatron = {
-    .name = "megatron", .adapters = true, .check = check, .describe = describe};
+    .name = "megatron", .adapters = true, .check = check, .describe = describe, .check_layers = check_layers};

@@ -151,15 +151,15 @@ static const struct ws_megatron_row router_bias_rows[] = {
 };
 TABLE(router_bias);
 
-/* Qwen3-Next: attention whose queries have gates, and layers of linear attention (gated delta net), of which the file
- * has query, key, value and gate of each key head together. Its module of transformers', which slime and miles put in place of
+/* Qwen3-Next and Qwen3.5: attention whose queries have gates, and layers of linear attention (gated delta net), of which
+ * Qwen3-Next's file has query, key, value and gate of each key head together. Its module of transformers', which slime and miles put in place of
  * Megatron's, is on all ranks whole. */
 #define LINEAR(what) "linear_attn." what
 #define QKVZ         LINEAR("in_proj_qkvz.weight")
 #define BA           LINEAR("in_proj_ba.weight")
 #define THEIRS(what, size, c)                                                                                \
     MATRIX(LAYER "self_attention." LINEAR(what), LINEAR(what), WS_MEGATRON_WHOLE, size, c)
-static const struct ws_megatron_row qwen3_next_rows[] = {
+static const struct ws_megatron_row gated_rows[] = {
     NORM(LAYER "self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight", HIDDEN),
     {.held = LAYER "self_attention.linear_qkv.weight",
      .cut = COLUMN,
@@ -169,17 +169,6 @@ static const struct ws_megatron_row qwen3_next_rows[] = {
                {"self_attn.v_proj.weight", SIZE(KEYS)}},
      .columns = SIZE(HIDDEN)},
     NORM(LAYER "self_attention.in_proj.layer_norm_weight", "input_layernorm.weight", HIDDEN),
-    {.held = LAYER "self_attention.in_proj.weight",
-     .cut = WS_MEGATRON_SECTIONS,
-     .form = WS_MEGATRON_GROUPS,
-     .parts = {{QKVZ, SIZE(LINEAR_KEYS)},
-               {QKVZ, SIZE(LINEAR_KEYS)},
-               {QKVZ, SIZE(LINEAR_VALUES)},
-               {QKVZ, SIZE(LINEAR_VALUES)},
-               {BA, SIZE(LINEAR_VALUE_HEADS)},
-               {BA, SIZE(LINEAR_VALUE_HEADS)}},
-     .columns = SIZE(HIDDEN),
-     .groups = SIZE(LINEAR_KEY_HEADS)},
     {.held = LAYER "self_attention.conv1d.weight",
      .cut = WS_MEGATRON_SECTIONS,
      .form = WS_MEGATRON_GROUPS,
@@ -198,8 +187,6 @@ static const struct ws_megatron_row qwen3_next_rows[] = {
     MATRIX(LAYER "self_attention.out_proj.weight", LINEAR("out_proj.weight"), ROW, HIDDEN, LINEAR_VALUES),
     MATRIX(LAYER "self_attention.input_layernorm.weight", "input_layernorm.weight", WS_MEGATRON_WHOLE, HIDDEN,
            ANY),
-    THEIRS("in_proj_qkvz.weight", ANY, HIDDEN),
-    THEIRS("in_proj_ba.weight", ANY, HIDDEN),
     {.held = LAYER "self_attention." LINEAR("conv1d.weight"),
      .parts = {{LINEAR("conv1d.weight"), SIZE(ANY)}},
      .columns = SIZE(ONE),
@@ -208,6 +195,23 @@ static const struct ws_megatron_row qwen3_next_rows[] = {
     THEIRS("dt_bias", LINEAR_VALUE_HEADS, ANY),
     THEIRS("norm.weight", LINEAR_VALUE_HEAD, ANY),
     THEIRS("out_proj.weight", HIDDEN, LINEAR_VALUES),
+};
+TABLE(gated);
+
+static const struct ws_megatron_row qwen3_next_rows[] = {
+    {.held = LAYER "self_attention.in_proj.weight",
+     .cut = WS_MEGATRON_SECTIONS,
+     .form = WS_MEGATRON_GROUPS,
+     .parts = {{QKVZ, SIZE(LINEAR_KEYS)},
+               {QKVZ, SIZE(LINEAR_KEYS)},
+               {QKVZ, SIZE(LINEAR_VALUES)},
+               {QKVZ, SIZE(LINEAR_VALUES)},
+               {BA, SIZE(LINEAR_VALUE_HEADS)},
+               {BA, SIZE(LINEAR_VALUE_HEADS)}},
+     .columns = SIZE(HIDDEN),
+     .groups = SIZE(LINEAR_KEY_HEADS)},
+    THEIRS("in_proj_qkvz.weight", ANY, HIDDEN),
+    THEIRS("in_proj_ba.weight", ANY, HIDDEN),
     MATRIX(LAYER "mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight", WS_MEGATRON_WHOLE, ONE,
            HIDDEN),
     STACK(LAYER "mlp.shared_experts.linear_fc1.weight", "mlp.shared_expert.gate_proj.weight",
@@ -216,6 +220,27 @@ static const struct ws_megatron_row qwen3_next_rows[] = {
            ONE_SHARED_INNER),
 };
 TABLE(qwen3_next);
+
+/* Qwen3.5's file has them as Megatron has, in four tensors. */
+#define QKV LINEAR("in_proj_qkv.weight")
+static const struct ws_megatron_row qwen3_5_rows[] = {
+    {.held = LAYER "self_attention.in_proj.weight",
+     .cut = WS_MEGATRON_SECTIONS,
+     .form = WS_MEGATRON_GROUPS,
+     .parts = {{QKV, SIZE(LINEAR_KEYS)},
+               {QKV, SIZE(LINEAR_KEYS)},
+               {QKV, SIZE(LINEAR_VALUES)},
+               {LINEAR("in_proj_z.weight"), SIZE(LINEAR_VALUES)},
+               {LINEAR("in_proj_b.weight"), SIZE(LINEAR_VALUE_HEADS)},
+               {LINEAR("in_proj_a.weight"), SIZE(LINEAR_VALUE_HEADS)}},
+     .columns = SIZE(HIDDEN),
+     .groups = SIZE(ONE)},
+    THEIRS("in_proj_qkv.weight", ANY, HIDDEN),
+    THEIRS("in_proj_z.weight", LINEAR_VALUES, HIDDEN),
+    THEIRS("in_proj_b.weight", LINEAR_VALUE_HEADS, HIDDEN),
+    THEIRS("in_proj_a.weight", LINEAR_VALUE_HEADS, HIDDEN),
+};
+TABLE(qwen3_5);
 
 /* GLM-4 without experts: the file has gate and up in one tensor; its norms behind the layers are forks' of Megatron, by the
  * file's names. */
@@ -404,7 +429,11 @@ static const struct ws_megatron_family families[] = {
      .tables = {&common, &mlp, &attention, &head_norms, &experts},
      .adapters = {&attention_lora, &mlp_lora}},
     {.model_types = {"qwen3_next"},
-     .tables = {&qwen3_next, &common, &head_norms, &experts},
+     .tables = {&gated, &qwen3_next, &common, &head_norms, &experts},
+     .zero_centred = true,
+     .gated = true},
+    {.model_types = {"qwen3_5_text"},
+     .tables = {&gated, &qwen3_5, &common, &head_norms, &mlp},
      .zero_centred = true,
      .gated = true},
     {.model_types = {"mixtral"}, .tables = {&common, &attention, &mixtral}, .adapters = {&attention_lora}},

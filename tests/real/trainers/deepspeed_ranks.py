@@ -83,6 +83,79 @@ def train(case, stage, make=dense, master=False, frozen=(), copies=False, adapte
     pub.close()
 
 
+class Rounding:
+    """What DeepSpeed's CUDA kernels of ZeRO++ do, in torch: 8 bits and a scale for each group."""
+
+    Symmetric = runs = 0
+
+    @staticmethod
+    def quantize(tensor, groups, bits, kind):
+        Rounding.runs += 1
+        x = tensor.reshape(groups, -1).float()
+        scale = x.abs().amax(1, keepdim=True).clamp_min(1e-9) / 127
+        return (x / scale).round().to(torch.int8).reshape(tensor.shape), scale.reshape(-1)
+
+    @staticmethod
+    def dequantize(tensor, scale, groups, bits, kind):
+        return (tensor.reshape(groups, -1) * scale.reshape(-1, 1)).half().reshape(tensor.shape)
+
+
+def wide():
+    """Of sizes that can be quantised."""
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**dict(SIZES, vocab_size=128, intermediate_size=72, hidden_size=64, head_dim=32), tie_word_embeddings=False))
+
+
+def quantised_gathers(case, **options):
+    """ZeRO++: weights are quantised on their way to the ranks' forward, and published as their owners have them."""
+    from deepspeed.runtime.zero.partition_parameters import CUDAQuantizer
+
+    CUDAQuantizer.quantizer_cuda_module, Rounding.runs = Rounding, 0
+    train(case, 3, wide, zero_quantized_weights=True, **options)
+    assert Rounding.runs > 0
+
+
+def refused(words, run, *args, **options):
+    """The words are why every rank refuses the first version, before the agent has it."""
+    try:
+        run(*args, **options)
+    except NotImplementedError as e:
+        assert words in str(e), e
+        return
+    raise AssertionError(f"published, and it should have been refused: {words}")
+
+
+def autotp(case, stage, tied=False, size=2, heads=2, inner=73, master=False):
+    """AutoTP over `size` ranks, and data parallelism over the others, against what DeepSpeed gathers of its layers. Most pieces are unequal."""
+    from deepspeed.module_inject.layers import GatherReplacedLayerParams
+
+    def make():
+        torch.manual_seed(0)
+        sizes = dict(SIZES, intermediate_size=inner, num_attention_heads=2 * heads, num_key_value_heads=heads, attention_bias=True)
+        return Qwen3ForCausalLM(Qwen3Config(**sizes, tie_word_embeddings=tied))
+
+    config = {
+        "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+        "tensor_parallel": {"autotp_size": size}, "zero_optimization": {"stage": stage},
+    }  # fmt: skip
+    model = make()
+    engine, *_ = deepspeed.initialize(model=model, config=config, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2))
+    pub = None
+    for version in (1, 2):
+        tokens = batch(VOCABULARY, version)[:1]
+        engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+        engine.step()
+        whole = {}
+        for prefix, module in engine.module.named_modules() if stage < 3 else ():
+            with GatherReplacedLayerParams(list(module.parameters(recurse=False)), module):
+                whole.update({f"{prefix}.{n}": p.detach().clone() for n, p in module.named_parameters(recurse=False)})
+        save(case, version, gathered(engine.module, lambda: make().to(torch.bfloat16), lambda name, _: whole[name]) if whole else make())
+        pub = pub or publisher(case, wsync.deepspeed(engine, master=master))
+        pub.offload(version)
+        pub.wait_published(version)
+    pub.close()
+
+
 CPU = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
 main({
     "zero1": lambda c: train(c, 1),
@@ -101,5 +174,14 @@ main({
     "zero2-peft": lambda c: train(c, 2, adapter=True),
     "zero3-peft": lambda c: train(c, 3, adapter=True),
     "zero3-peft-master": lambda c: train(c, 3, adapter=True, master=True),
+    "autotp": lambda c: autotp(c, 0),
+    "autotp-zero1": lambda c: autotp(c, 1),
+    "autotp-zero2-tied": lambda c: autotp(c, 2, tied=True),
+    "autotp-few-heads": lambda c: autotp(c, 1, size=4, inner=76),
+    "autotp-3-heads": lambda c: refused("cuts its 60 columns unevenly, into 40, 20", autotp, c, 1, heads=3),
+    "autotp-zero3": lambda c: refused("ZeRO-3 partitions its part further", autotp, c, 3),
+    "autotp-master": lambda c: refused("publish with master=False", autotp, c, 1, master=True),
+    "zero3-quantised": quantised_gathers,
+    "zero3-quantised-hpz": lambda c: quantised_gathers(c, zero_hpz_partition_size=2),
     "zero3-hpz": lambda c: train(c, 3, zero_hpz_partition_size=2),
 })  # fmt: skip

@@ -4,7 +4,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from transformers import MixtralConfig, MixtralForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (MixtralConfig, MixtralForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3Config, Qwen3ForCausalLM,
+                          Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration)
 
 import wsync
 from common import batch, gathered, main, publisher, rank, save, save_adapter, with_adapter
@@ -30,6 +31,25 @@ def qwen_moe():
 def mixtral():
     torch.manual_seed(0)
     return MixtralForCausalLM(MixtralConfig(**MOE, num_local_experts=5))
+
+
+TEXT = dict(vocab_size=VOCABULARY, hidden_size=48, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+VISION = dict(depth=2, hidden_size=32, num_heads=2, intermediate_size=40, out_hidden_size=48, patch_size=4, spatial_merge_size=2)
+SECTIONS = {"rope_type": "default", "mrope_section": [2, 2, 2]}
+
+
+def qwen25_vl(tied=False):
+    torch.manual_seed(0)
+    text = dict(TEXT, rope_scaling=SECTIONS, tie_word_embeddings=tied)
+    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=dict(VISION, fullatt_block_indexes=[1], window_size=16),
+                                                               tie_word_embeddings=tied))
+
+
+def qwen3_vl(tied=False):
+    torch.manual_seed(0)
+    text = dict(TEXT, head_dim=12, rope_scaling=SECTIONS, tie_word_embeddings=tied)
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=dict(VISION, deepstack_visual_indexes=[0], num_position_embeddings=16),
+                                                         tie_word_embeddings=tied))
 
 
 def step(model, optimizer, seed):
@@ -122,6 +142,31 @@ def case_moe(case):
 def case_mixtral(case):
     "other names in the file, for modules and experts"
     train(case, sharded(mixtral, mesh=init_device_mesh("cpu", (WORLD,))), mixtral)
+
+
+def vision(case, make, **options):
+    """A model of text and images, trained on text; each block of either part is sharded by itself."""
+    model, mesh = make(), init_device_mesh("cpu", (WORLD,))
+    for layer in (*model.model.visual.blocks, *model.model.language_model.layers, model):
+        fully_shard(layer, mesh=mesh)
+    train(case, model, make, **options)
+
+
+def case_qwen25_vl(case):
+    "other names in the file than in the module"
+    vision(case, qwen25_vl)
+
+
+def case_qwen25_vl_tied(case):
+    vision(case, lambda: qwen25_vl(tied=True), dtype=torch.bfloat16)
+
+
+def case_qwen3_vl(case):
+    vision(case, qwen3_vl)
+
+
+def case_qwen3_vl_tied(case):
+    vision(case, lambda: qwen3_vl(tied=True), dtype=torch.bfloat16)
 
 
 def tensor_parallel(case, dims, names):

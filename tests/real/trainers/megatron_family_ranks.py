@@ -27,7 +27,7 @@ for _name in _LINEAR:
 from megatron_ranks import D, F, H, HEADS, KV, MOE_F, V, mine
 from safetensors.torch import save_file
 from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM,
-                          MixtralConfig, MixtralForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM)
+                          MixtralConfig, MixtralForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3NextConfig, Qwen3NextForCausalLM)
 
 import wsync
 from common import EXPECTED, main, publisher, rank, save
@@ -98,13 +98,23 @@ def mixtral():
     return hf, dict(num_query_groups=KV, kv_channels=D), 1.0
 
 
+LINEAR = dict(linear_key_head_dim=8, linear_value_head_dim=12, linear_num_key_heads=4, linear_num_value_heads=8, linear_conv_kernel_dim=4)
+GATED = dict(LINEAR, num_query_groups=KV, kv_channels=D, qk_layernorm=True, attention_output_gate=True, deterministic_mode=True,
+             experimental_attention_variant="gated_delta_net", linear_attention_freq=4, transformer_impl="transformer_engine",
+             layernorm_zero_centered_gamma=True)
+
+
+def qwen3_5():
+    sizes = {k: v for k, v in SIZES.items() if k not in ("num_experts_per_tok", "rope_theta")}
+    hf = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes, **LINEAR, intermediate_size=F, num_key_value_heads=KV, head_dim=D, rope_parameters={
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}))
+    return hf, dict(GATED, num_moe_experts=None), 0.25
+
+
 def qwen3_next():
-    sizes = dict(linear_key_head_dim=8, linear_value_head_dim=12, linear_num_key_heads=4, linear_num_value_heads=8, linear_conv_kernel_dim=4)
-    hf = Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES, **sizes, intermediate_size=F, num_key_value_heads=KV, head_dim=D, num_experts=E,
+    hf = Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES, **LINEAR, intermediate_size=F, num_key_value_heads=KV, head_dim=D, num_experts=E,
                                               moe_intermediate_size=MOE_F, shared_expert_intermediate_size=MOE_F, norm_topk_prob=True))
-    options = dict(sizes, num_query_groups=KV, kv_channels=D, qk_layernorm=True, attention_output_gate=True, deterministic_mode=True,
-                   experimental_attention_variant="gated_delta_net", linear_attention_freq=4, transformer_impl="transformer_engine",
-                   moe_shared_expert_intermediate_size=MOE_F, moe_shared_expert_gate=True, layernorm_zero_centered_gamma=True)
+    options = dict(GATED, moe_shared_expert_intermediate_size=MOE_F, moe_shared_expert_gate=True)
     return hf, options, 0.25
 
 
@@ -123,6 +133,9 @@ def hugging_face(family):
 
 def megatron(options, rotary, dense, tp, pp, ep, etp):
     shared = dict(moe_layer_freq=[0] * dense + [1] * (L - dense), moe_shared_expert_intermediate_size=SHARED * MOE_F) if dense else {}
+    experts = {} if "num_moe_experts" in options else dict(
+        num_moe_experts=E, moe_router_topk=2, moe_ffn_hidden_size=MOE_F, moe_router_load_balancing_type="none", moe_aux_loss_coeff=0.0,
+        moe_token_dispatcher_type="allgather", moe_permute_fusion=False, moe_grouped_gemm=True)
     cls = MLATransformerConfig if options.get("multi_latent_attention") else TransformerConfig
     config = cls(
         num_layers=L, hidden_size=H, ffn_hidden_size=F, num_attention_heads=HEADS, use_cpu_initialization=True, tensor_model_parallel_size=tp,
@@ -130,8 +143,7 @@ def megatron(options, rotary, dense, tp, pp, ep, etp):
         params_dtype=torch.float32, normalization="RMSNorm", layernorm_epsilon=1e-6, add_bias_linear=False, gated_linear_unit=True,
         activation_func=torch.nn.functional.silu, bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False,
         apply_rope_fusion=False, gradient_accumulation_fusion=False, hidden_dropout=0.0, attention_dropout=0.0, attention_softmax_in_fp32=True,
-        num_moe_experts=E, moe_router_topk=2, moe_ffn_hidden_size=MOE_F, moe_router_load_balancing_type="none", moe_aux_loss_coeff=0.0,
-        moe_token_dispatcher_type="allgather", moe_permute_fusion=False, moe_grouped_gemm=True, **shared, **options)  # fmt: skip
+        **experts, **shared, **options)  # fmt: skip
     padded = -(-V // (8 * tp)) * 8 * tp
     spec = (get_transformer_block_with_experimental_attention_variant_spec(config) if config.experimental_attention_variant else
             get_gpt_decoder_block_spec(config, use_transformer_engine=True, normalization="RMSNorm"))
@@ -158,7 +170,7 @@ def layer_of(whole, h, tp, ep, etp):
         local[s + "linear_kv_up_proj.layer_norm_weight"] = w(a + "kv_a_layernorm.weight")
         local[s + "linear_kv_up_proj.weight"] = mine(w(a + "kv_b_proj.weight"), 0, tp)
     elif has("linear_attn.A_log"):
-        return {**linear_attention(lambda name: w("linear_attn." + name), tp), s + "in_proj.layer_norm_weight": w("input_layernorm.weight"),
+        return {**linear_attention(lambda name: w("linear_attn." + name), tp, has("linear_attn.in_proj_z.weight")), s + "in_proj.layer_norm_weight": w("input_layernorm.weight"),
                 **experts_of(whole, h, tp, ep, etp)}
     elif w(a + "q_proj.weight").shape[0] == 2 * HEADS * D:  # with gates
         q = w(a + "q_proj.weight").view(KV, HEADS // KV, 2, D, H)
@@ -179,11 +191,14 @@ def layer_of(whole, h, tp, ep, etp):
     return {**local, **experts_of(whole, h, tp, ep, etp)}
 
 
-def linear_attention(w, tp):
+def linear_attention(w, tp, split):
     """Of w(name below linear_attn), which have query, key, value and gate of each key head together; Megatron has them one behind the other."""
     s, keys, ratio, kd, vd = "self_attention.", 4, 2, 8, 12
-    x, ba = w("in_proj_qkvz.weight").view(keys, -1, H), w("in_proj_ba.weight").view(keys, -1, H)
-    parts = [*x.split([kd, kd, ratio * vd, ratio * vd], 1), *ba.split([ratio, ratio], 1)]
+    if split:  # Qwen3.5's file has them as Megatron has
+        parts = [*w("in_proj_qkv.weight").split([keys * kd, keys * kd, keys * ratio * vd]), *(w(f"in_proj_{x}.weight") for x in "zba")]
+    else:
+        x, ba = w("in_proj_qkvz.weight").view(keys, -1, H), w("in_proj_ba.weight").view(keys, -1, H)
+        parts = [*x.split([kd, kd, ratio * vd, ratio * vd], 1), *ba.split([ratio, ratio], 1)]
     return {s + "in_proj.weight": torch.cat([mine(p.reshape(-1, H), 0, tp) for p in parts]),
             s + "conv1d.weight": torch.cat([mine(p, 0, tp) for p in w("conv1d.weight").split([keys * kd, keys * kd, keys * ratio * vd])]),
             s + "A_log": mine(w("A_log"), 0, tp), s + "dt_bias": mine(w("dt_bias"), 0, tp),
@@ -289,7 +304,7 @@ def renamed(name, model_type):
 
 
 FAMILIES = {"deepseek": lambda: deepseek(24), "moonlight": lambda: deepseek(None), "deepseek2": deepseek2, "glm": glm, "mixtral": mixtral,
-            "deepseek-mtp": with_mtp(lambda: deepseek(24)), "glm-mtp": with_mtp(glm), "qwen3-next": qwen3_next}
+            "deepseek-mtp": with_mtp(lambda: deepseek(24)), "glm-mtp": with_mtp(glm), "qwen3-next": qwen3_next, "qwen3.5": qwen3_5}
 CASES = {f"{name}{suffix}": case(family, *sizes) for name, family in FAMILIES.items() for suffix, sizes in {
     "": (1,), "-tp2": (2, 1, 1, 2), "-pp2": (1, 2), "-tp2-ep2": (2, 1, 2), "-ep2": (1, 1, 2), "-tp4": (4, 1, 1, 4), "-tp2-pp2-ep2": (2, 2, 2),
     "-pp2-ep2": (1, 2, 2), "-etp2-ep2": (2, 1, 2, 2)}.items()}  # fmt: skip

@@ -3,7 +3,18 @@ transformers' own conversion tables to libwsync as fusions and renames; the publ
 and shapes that transformers would save."""
 from __future__ import annotations
 
+import contextlib
 import re
+from typing import Mapping, NamedTuple
+
+_WRAPPERS = re.compile(r"_fsdp_wrapped_module\.|_orig_mod\.|_checkpoint_wrapped_module\.")
+
+
+class Saved(NamedTuple):
+    """What a framework itself would save: shapes by the file's names, and the file's names of held tensors that have only another name there."""
+
+    shapes: Mapping[str, tuple]
+    names: Mapping[str, str]
 
 
 class Conversions:
@@ -20,7 +31,10 @@ class Conversions:
         except ImportError:
             return []
         table = getattr(self._model, "_weight_conversions", None)
-        return table if table is not None else get_model_conversion_mapping(self._model, add_legacy=False)
+        if table is not None:
+            return table
+        with _own_classes(self._model):
+            return get_model_conversion_mapping(self._model, add_legacy=False)
 
     def options(self) -> dict:
         fusions, renames = [], []
@@ -37,16 +51,49 @@ class Conversions:
                 fusions.append((target.lstrip("."), [s.lstrip(".") for s in sources], stacked, dim))
         return {"fusions": fusions, "renames": renames}
 
-    def expected(self, meta: list[tuple]) -> dict | None:
-        """Names and shapes that save_pretrained would write for these tensors; None if transformers cannot tell."""
+    def saved(self, meta: list[tuple]) -> Saved | None:
+        """What save_pretrained would write for these tensors; None if transformers cannot tell."""
         if self._model is None:
             return None
         try:
-            from transformers.core_model_loading import revert_weight_conversion
+            from transformers.core_model_loading import revert_weight_conversion as revert
         except ImportError:
-            return None
+            revert = _revert_names
         import torch
 
-        clean = re.compile(r"_fsdp_wrapped_module\.|_orig_mod\.|_checkpoint_wrapped_module\.")
-        whole = {clean.sub("", h[0]): torch.empty(tuple(h[2]), device="meta") for h in meta}
-        return {name: tuple(t.shape) for name, t in revert_weight_conversion(self._model, whole).items()}
+        clean = {h[0]: _WRAPPERS.sub("", h[0]) for h in meta}
+        whole = {clean[h[0]]: torch.empty(tuple(h[2]), device="meta") for h in meta}
+        with _own_classes(self._model):
+            saved = revert(self._model, whole)
+        if saved is None:
+            return None
+        names = {id(t): name for name, t in saved.items()}  # a tensor that is only renamed comes back itself
+        renamed = {held: names[id(whole[name])] for held, name in clean.items() if id(whole[name]) in names}
+        return Saved({name: tuple(t.shape) for name, t in saved.items()}, {held: name for held, name in renamed.items() if name != clean[held]})
+
+
+@contextlib.contextmanager
+def _own_classes(model):
+    """transformers looks its tables up by the names and modules of the model's classes, which fully_shard has replaced by classes of its own."""
+    sharded = {c: (c.__name__, c.__module__) for c in {type(m) for m in model.modules()} if len(c.__bases__) == 2 and c.__bases__[0].__name__ == "FSDPModule"}
+    try:
+        for c in sharded:
+            c.__name__, c.__module__ = c.__bases__[1].__name__, c.__bases__[1].__module__
+        yield
+    finally:
+        for c, own in sharded.items():
+            c.__name__, c.__module__ = own
+
+
+def _revert_names(model, tensors: dict) -> dict | None:
+    """The tensors in the names that transformers 4.52 to 4.57 saves them under; None if it has no other names for this model."""
+    table = getattr(model, "_checkpoint_conversion_mapping", None)
+    try:
+        from transformers.modeling_utils import VLMS
+    except ImportError:
+        return None
+    if not table or not any(known in c.__name__.lower() for c in type(model).__mro__ for known in VLMS):
+        return None
+    files = {held: re.sub(r"\(.*\)", "", file.lstrip("^")) for file, held in table.items()}  # as its save_pretrained makes them
+    first = lambda name: next((re.sub(held, file, name) for held, file in files.items() if re.search(held, name)), name)
+    return {first(name): t for name, t in tensors.items()}

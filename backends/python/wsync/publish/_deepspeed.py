@@ -5,9 +5,13 @@ the optimizer's own partitions are read in place, and a tensor that is not in me
 from __future__ import annotations
 
 from ..lib._library import lib
+from ._autotp import cuts_of
 from ._conversions import Conversions
 from ._fsdp import add_buffers, refuse_adapters, unwrapped
 from ._held import Held, Source
+
+
+_QUANTISED = "QuantizedParameter"
 
 
 def deepspeed(engine, *, master: bool = False, conversions=True) -> Source:
@@ -31,10 +35,15 @@ class DeepSpeed(Source):
     def held(self) -> Held:
         held = Held()
         self._refuse_offloaded()
+        cuts = cuts_of(self.module)
         for name, p in self.module.named_parameters():
             if not self.takes(name):
                 continue
-            if hasattr(p, "ds_id"):
+            if type(p).__name__ == _QUANTISED:
+                raise NotImplementedError(f"{name} is a {_QUANTISED}, kept quantised by deepspeed.linear: it cannot be published as it is")
+            if cuts:
+                self._cut(name, p, cuts.get(id(p)), held)
+            elif hasattr(p, "ds_id"):
                 self._partition(name, p, held)
             elif hasattr(p, "_hp_mapping"):
                 self._fragment(name, p, held)
@@ -52,9 +61,23 @@ class DeepSpeed(Source):
             if offloaded:
                 raise RuntimeError(f"engine.offload_states() has put {' and '.join(sorted(offloaded))} elsewhere: call engine.reload_states() before the offload")
 
+    def _cut(self, name: str, p, cut, held: Held) -> None:
+        """Of a model that AutoTP has cut every rank supplies what it holds, since fragments of ZeRO-1 and -2 are of a piece there."""
+        if self._master:
+            raise NotImplementedError("AutoTP has cut this model, and of its float32 masters each rank has fragments of pieces: publish with master=False")
+        if cut is None or cut.dim is None:
+            held.add(name, p)
+        elif (placement := cut.placement(cut.rank)) is not None:
+            held.add_local(name, cut.shape, (placement,), p.detach())
+        elif p.numel():  # rows
+            held.add_flat(name, cut.shape, p.detach().view(-1), start=cut.start * (p.numel() // p.shape[0]), count=p.numel())
+
     def _partition(self, name: str, p, held: Held) -> None:
         rank, size = getattr(p, "ds_zero_partition_rank", None), getattr(p, "ds_zero_partition_world_size", None)
-        if rank is None:  # releases before 0.19
+        mics = getattr(p, "comm", None)
+        if hasattr(mics, "param_shard_rank"):  # MiCS, of releases before 0.19: partitions of a group that is smaller than ds_process_group
+            rank, size = mics.param_shard_rank, mics.param_shard_size
+        elif rank is None:  # releases before 0.19
             import torch.distributed as dist
 
             rank, size = dist.get_rank(p.ds_process_group), dist.get_world_size(p.ds_process_group)
@@ -83,8 +106,8 @@ class DeepSpeed(Source):
         refuse_adapters(self.module)
         return self._conversions.options() if self._conversions else {}
 
-    def expected(self, meta):
-        return self._conversions.expected(meta) if self._conversions else None
+    def saved(self, meta):
+        return self._conversions.saved(meta) if self._conversions else None
 
 
 def _master_of(name: str, p, count: int):

@@ -39,8 +39,8 @@ class Fsdp(Source):
         refuse_adapters(self.model)
         return self._conversions.options() if self._conversions else {}
 
-    def expected(self, meta):
-        return self._conversions.expected(meta) if self._conversions else None
+    def saved(self, meta):
+        return self._conversions.saved(meta) if self._conversions else None
 
 
 class FlatParameters:

@@ -96,13 +96,8 @@ class Held:
         elif kind == "DTensor":
             spec, local = tensor._spec, tensor._local_tensor
             placements = _placements(spec)
-            if placements is None:  # this rank is not in the tensor's mesh
-                return
-            if not local.is_cpu:
-                self.record_device(name, local)
-            self.meta.append((name, local.dtype, tensor.shape, 0, placements, local.shape, local.stride(), 0, 0, 0, layer))
-            self.addresses.append(_address(name, local))
-            self.kept.append(local)
+            if placements is not None:  # else this rank is not in the tensor's mesh
+                self.add_local(name, tensor.shape, placements, local, layer)
         elif kind == "wrapper":
             raise NotImplementedError(f"{name} is a {cls.__name__}, whose values are in tensors of its own: pass what it stands for, as a plain torch tensor")
         else:
@@ -112,6 +107,14 @@ class Held:
                 self.streams[len(self.addresses)] = array.stream
             self.meta.append((name, array.dtype, array.shape, 0, (), array.shape, array.strides, 0, 0, 0, layer))
             self.addresses.append(array.address)
+
+    def add_local(self, name: str, shape, placements: tuple, local, layer: int = 0) -> None:
+        """Adds a torch tensor that is this rank's part of one of `shape`."""
+        if not local.is_cpu:
+            self.record_device(name, local)
+        self.meta.append((name, local.dtype, shape, 0, placements, local.shape, local.stride(), 0, 0, 0, layer))
+        self.addresses.append(_address(name, local))
+        self.kept.append(local)
 
     def add_flat(self, name: str, shape, source, placements=(), start: int = 0, count: int = 0, layer: int = 0) -> None:
         """Adds a range of the flattened tensor; ``source`` holds its elements (torch, 1-D, contiguous)."""
@@ -165,8 +168,8 @@ class Source:
         """Small files that make a version of these tensors whole. With any, none of another model's go along."""
         return {}
 
-    def expected(self, meta: list[tuple]) -> Mapping[str, tuple] | None:
-        """The names and shapes that the framework itself would save; None if it cannot tell."""
+    def saved(self, meta: list[tuple]):
+        """What the framework itself would save (_conversions.Saved); None if it cannot tell."""
         return None
 
 
@@ -194,14 +197,14 @@ def tensors(given: Mapping | Callable[[], Mapping]) -> Source:
     return Tensors(given)
 
 
-def to_c(meta: Iterable[tuple], addresses: list[int], keep: Strings):
-    """The C array of held tensors; it lives as long as ``keep``."""
+def to_c(meta: Iterable[tuple], addresses: list[int], keep: Strings, names: Mapping[str, str] = {}):
+    """The C array of held tensors; it lives as long as ``keep``. names: other names to pass for some of them."""
     meta = list(meta)
     held = keep.array("wsync_held[]", len(meta))
     for h, (name, dtype, shape, flat, placements, local, strides, unit, start, count, layer), address in zip(held, meta, addresses):
         if len(shape) > _MAX_DIMS or len(placements) > _MAX_DIMS:
             raise ValueError(f"{name} has {len(shape)} dimensions over a mesh of {len(placements)}; at most {_MAX_DIMS} each: reshape it")
-        h.name = keep(name)
+        h.name = keep(names.get(name, name))
         h.dtype = _dtypes.number(dtype, name)
         h.n_dims = len(shape)
         h.shape = tuple(shape)

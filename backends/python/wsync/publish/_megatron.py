@@ -11,7 +11,7 @@ from ._held import Held, Source
 
 def megatron(chunks, optimizer=None, *, master: bool = False) -> Source:
     """A Megatron-core GPTModel, or the list of this rank's model chunks (virtual pipeline stages), wrapped or not:
-    Llama, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Gemma 2 and 3, Mixtral, Nemotron-H, DeepSeek-V2 and V3 (R1, Moonlight), Kimi-K2, MiMo
+    Llama, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5 (text, dense), Gemma 2 and 3, Mixtral, Nemotron-H, DeepSeek-V2 and V3 (R1, Moonlight), Kimi-K2, MiMo
     GLM-4 without experts (glm4) and GLM-4.5 to 4.7 (glm4_moe), of the local spec and of Transformer Engine's, with tensor, pipeline, expert and expert-tensor parallelism. config.json's
     model_type says which; what is not known of it is refused by name. The publisher needs ``hf_config``. With overlap_param_gather pass
     the DistributedDataParallel object: its parameters are gathered at each offload, which is then a collective call.
@@ -114,6 +114,12 @@ class Megatron(Source):
                     raise ValueError("this model is in a DistributedDataParallel with overlap_param_gather, whose parameters are old until they are "
                                      "gathered: give wsync.megatron() what DistributedDataParallel returned, not its .module")
 
+    def _refuse_missing_chunks(self, ps) -> None:
+        stages = getattr(ps, "get_virtual_pipeline_model_parallel_world_size", lambda: None)()
+        if stages and len(self._chunks) < stages:
+            raise ValueError(f"this rank has {stages} virtual pipeline stages, and wsync.megatron() was given {len(self._chunks)} of its model chunks: their layers would be "
+                             "missing; give all of them, as a list")
+
     def options(self) -> dict:
         from megatron.core import parallel_state as ps
 
@@ -122,8 +128,11 @@ class Megatron(Source):
             "expert": (ps.get_expert_model_parallel_rank(), ps.get_expert_model_parallel_world_size()),
             "expert_tensor": (ps.get_expert_tensor_parallel_rank(), ps.get_expert_tensor_parallel_world_size()),
         }
+        self._refuse_missing_chunks(ps)
         config = self._chunks[0].config
         features = [name for name, value in vars(config).items() if value]
+        if predicted := getattr(config, "mtp_num_layers", None):
+            features.append(f"mtp_num_layers={predicted}")
         tied = any(getattr(c, "share_embeddings_and_output_weights", False) for c in self._chunks)
         return {"groups": groups, "features": features, "tied": tied}
 

@@ -272,16 +272,16 @@ class Publisher:
             group = getattr(options, name)
             group.rank, group.size = rank, size
         out = ffi.new("wsync_extraction **")
-        self._check(lib.wsync_extract(options, to_c(held.meta, held.addresses, keep), len(held.meta), out))
+        saved = self._source.saved(held.meta)
+        given = to_c(held.meta, held.addresses, keep, saved.names if saved else {})
+        self._check(lib.wsync_extract(options, given, len(held.meta), out))
         extraction = ffi.gc(out[0], lib.wsync_extraction_free)
-        self._check_names_and_shapes(extraction, held.meta)
+        if saved:
+            self._check_names_and_shapes(extraction, saved.shapes)
         self._extraction, self._meta = extraction, held.meta
 
-    def _check_names_and_shapes(self, extraction, meta) -> None:
-        """Compares the extracted names and shapes with those that the framework itself would save, if it can tell."""
-        expected = self._source.expected(meta)
-        if expected is None:
-            return
+    def _check_names_and_shapes(self, extraction, expected) -> None:
+        """Compares the extracted names and shapes with those that the framework itself would save."""
         n = ffi.new("size_t *")
         params = lib.wsync_extraction_params(extraction, n)
         for i in range(n[0]):
