@@ -245,6 +245,8 @@ class Fleet:
                 if "it any more" in str(e):  # no source has it, or a part of it: a killed daemon's copy, so nothing is left to compare with
                     how[0] = " force-layout"
                 print(f"# settling: {e}", flush=True)
+                if "to which it was told to go" in str(e):  # the copy is on its way back to what is served, whose layout the next try needs
+                    time.sleep(3 * SLOW)
                 return False
 
         wait_for(switched, f"a switch to {target}", 60)
