@@ -322,12 +322,10 @@ static int update_from_disk(const struct ws_engine_target *t, const char *path, 
 
 static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
 {
-    int rc = update_from_disk(
+    const int rc = update_from_disk(
         t, path,
         json_pack("{s:s, s:s, s:b}", "model_path", path, "weight_version", version, "flush_cache", 0), err);
-    if (!rc)
-        rc = confirm(t, path, version, err);
-    return ws_call_after_request(rc, err);
+    return rc ? rc : ws_call_after_request(confirm(t, path, version, err), err);
 }
 
 /* The plug-in names the scheduler that it runs in. */
