@@ -3,6 +3,8 @@
 #include <string.h>
 
 #define EXPERTS ".experts."
+#define MOE                                                                                                  \
+    "moe." /* Granite's and Step's files: "block_sparse_moe.input_linear.weight", "moe.gate_proj.weight" */
 #define REMEDY                                                                                               \
     "start it with --worker-extension-cls wsync.vllm.Extension and the Python package wsync beside it, "     \
     "which "                                                                                                 \
@@ -19,12 +21,17 @@ static bool is_int8(const struct ws_tensor *t)
     return t->dtype == WS_I8 && ends_with(t->name, ".weight");
 }
 
-/* One expert's matrix, or all of a layer in one tensor, whose name has no end of its own. Scales and biases have fewer
- * dimensions or other names. */
+static bool is_within(const struct ws_tensor *t, const char *modules)
+{
+    return strstr(t->name, modules) && !strstr(t->name, "scale") && !ends_with(t->name, "bias");
+}
+
+/* One expert's matrix, or all of a layer in one tensor (DBRX: of two dimensions). Routers beside quantised experts are plain, of two
+ * dimensions, and outside of what is called experts. */
 static bool is_plain_expert(const struct ws_tensor *t)
 {
-    return (t->dtype == WS_BF16 || t->dtype == WS_F16 || t->dtype == WS_F32) && strstr(t->name, EXPERTS) &&
-           (ends_with(t->name, ".weight") || (t->n_dims == 3 && !strstr(t->name, "scale")));
+    return (t->dtype == WS_BF16 || t->dtype == WS_F16 || t->dtype == WS_F32) &&
+           ((t->n_dims >= 2 && is_within(t, EXPERTS)) || (t->n_dims == 3 && is_within(t, MOE)));
 }
 
 static bool has(struct ws_safetensors *const *headers, size_t n, bool (*is)(const struct ws_tensor *t))

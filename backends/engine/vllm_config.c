@@ -1,6 +1,6 @@
 /* What shapes this file:
  * - /server_info?config_format=json has the whole configuration. The first call of a server takes seconds, because it
- *   looks at its surroundings, too; an answer that does not come in time is none.
+ *   looks at its surroundings, too; one that does not answer in time is asked again.
  * - reload_weights is the target's alone: a draft model with weights of its own stays as it was started. Where the
  *   configuration does not come, metrics tell that it speculates.
  * - Whether an extension other than wsync's mends reloads on a CPU cannot be told, so it does not.
@@ -82,7 +82,10 @@ void ws_vllm_config_read(const struct ws_engine_target *t, struct ws_engine_fact
     struct ws_engine_target patient = *t;
     struct ws_http_reply reply;
     patient.short_ms = t->timeout_ms;
-    bool answered = ws_call_get(&patient, "/server_info?config_format=json", &reply, NULL) == 0;
+    const int rc = ws_call_get(&patient, "/server_info?config_format=json", &reply, NULL);
+    const bool answered = rc == 0;
+    if (rc == -ETIMEDOUT)
+        facts->known = false; /* whoever asked may have had little time: it is asked again */
     const json_t *config = answered ? json_object_get(reply.json, "vllm_config") : NULL;
     facts->frees_int8_scales = !json_is_object(config);
     if (json_is_object(config)) {

@@ -4,7 +4,7 @@
 #include "backends/engine/engine.h"
 
 /* Fills facts->draft, loads_draft, max_adapter_rank, frees_int8_scales and leaves_experts; where it does not say what it was started with,
- * with what that means. Waits as long as a load may take: the first answer of a server takes seconds. */
+ * with what that means; known becomes false where it does not answer in time. Waits as long as a load may take: the first answer of a server takes seconds. */
 void ws_vllm_config_read(const struct ws_engine_target *t, struct ws_engine_facts *facts);
 
 #endif

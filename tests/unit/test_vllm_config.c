@@ -60,6 +60,29 @@ static void test_reloads_on_a_cpu(void **state)
     }
 }
 
+/* A busy one that does not answer in time has not said that it runs on no CPU: it is asked again. */
+static void test_answers_late(void **state)
+{
+    static const struct {
+        struct bad_step step;
+        bool known;
+    } cases[] = {{{"GET /server_info", BAD_HANG, 0, NULL}, false},
+                 {{"GET /server_info", BAD_JSON, 404, "{}"}, true},
+                 {{"GET /server_info", BAD_JSON, 200, SAYS(CPU)}, true}};
+    (void)state;
+    for (size_t i = 0; i < LENGTH(cases); i++) {
+        struct bad_server *s = bad_server_start(&cases[i].step, 1);
+        struct ws_engine_facts facts = {.known = true};
+        struct engine e;
+        engine_at(&e, bad_server_port(s));
+        if (!cases[i].known)
+            e.target.timeout_ms = 100;
+        ws_vllm_config_read(&e.target, &facts);
+        assert_int_equal(facts.known, cases[i].known);
+        bad_server_stop(s);
+    }
+}
+
 /* Only weights of INT8 are refused, whatever else a version has. */
 static void test_int8_weights(void **state)
 {
@@ -91,6 +114,10 @@ static void test_experts(void **state)
         {{.name = "l.0.mlp.experts.3.up_proj.weight", .dtype = WS_BF16, .n_dims = 2}, true},
         {{.name = "l.0.mlp.experts.3.up_proj.weight", .dtype = WS_F32, .n_dims = 2}, true},
         {{.name = "l.0.mlp.experts.gate_up_proj", .dtype = WS_BF16, .n_dims = 3}, true},
+        {{.name = "l.0.block_sparse_moe.input_linear.weight", .dtype = WS_BF16, .n_dims = 3}, true},
+        {{.name = "l.0.moe.gate_proj.weight", .dtype = WS_BF16, .n_dims = 3}, true},
+        {{.name = "l.0.ffn.experts.mlp.w1", .dtype = WS_BF16, .n_dims = 2}, true},
+        {{.name = "l.0.block_sparse_moe.gate.weight", .dtype = WS_BF16, .n_dims = 2}, false},
         {{.name = "l.0.mlp.experts.gate_up_proj_bias", .dtype = WS_BF16, .n_dims = 2}, false},
         {{.name = "l.0.mlp.experts.gate_up_proj_scales", .dtype = WS_F16, .n_dims = 3}, false},
         {{.name = "l.0.mlp.experts.3.up_proj.weight", .dtype = WS_F8_E4M3, .n_dims = 2}, false},
@@ -155,6 +182,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_reloads_on_a_cpu),
+        TEST(test_answers_late),
         TEST(test_int8_weights),
         TEST(test_experts),
         TEST(test_draft_and_adapters),
