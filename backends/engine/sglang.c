@@ -128,15 +128,33 @@ static int check_admin(const struct ws_engine_target *t, struct ws_error *err)
     return rc == -EACCES ? rc : 0; /* older ones have no such route */
 }
 
-/* Of the plug-in of our Python package. */
-static const json_t *plugin_of(const json_t *info)
-{
-    return json_object_get(json_array_get(json_object_get(info, "internal_states"), 0), "wsync");
-}
-
+/* Of the plug-in of our Python package, which each scheduler has. With data parallelism there are several, in the order in which they
+ * have answered. */
 static bool plugin_says(const json_t *info, const char *what)
 {
-    return json_is_true(json_object_get(plugin_of(info), what));
+    const json_t *all = json_object_get(info, "internal_states"), *one;
+    bool says = json_array_size(all) > 0;
+    size_t i;
+    json_array_foreach(all, i, one) says =
+        says && json_is_true(json_object_get(json_object_get(one, "wsync"), what));
+    return says;
+}
+
+/* The first in the alphabet of the names of all schedulers, which are started together; NULL: one has none. */
+static const char *plugin_process(const json_t *info)
+{
+    const json_t *all = json_object_get(info, "internal_states"), *one;
+    const char *first = NULL;
+    size_t i;
+    json_array_foreach(all, i, one)
+    {
+        const char *name = json_string_value(json_object_get(json_object_get(one, "wsync"), "process"));
+        if (!name)
+            return NULL;
+        if (!first || strcmp(name, first) < 0)
+            first = name;
+    }
+    return first;
 }
 
 /* It keeps the embeddings of images that it has seen, by the image alone, and no flush of its own empties
@@ -328,7 +346,7 @@ static int load(const struct ws_engine_target *t, const char *path, const char *
     return rc ? rc : ws_call_after_request(confirm(t, path, version, err), err);
 }
 
-/* The plug-in names the scheduler that it runs in. */
+/* The plug-in names the schedulers that it runs in. */
 static int process(const struct ws_engine_target *t, char out[WS_ENGINE_PROCESS_CHARS + 1],
                    struct ws_error *err)
 {
@@ -336,7 +354,7 @@ static int process(const struct ws_engine_target *t, char out[WS_ENGINE_PROCESS_
     int rc = ws_sglang_info(t, &reply, err);
     if (rc)
         return rc;
-    const char *name = json_string_value(json_object_get(plugin_of(reply.json), "process"));
+    const char *name = plugin_process(reply.json);
     if (name && name[0] && strlen(name) <= WS_ENGINE_PROCESS_CHARS && !strpbrk(name, " \n"))
         snprintf(out, WS_ENGINE_PROCESS_CHARS + 1, "%s", name);
     else

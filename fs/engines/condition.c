@@ -16,7 +16,7 @@ static void see(struct ws_condition *c, enum ws_engine_state state, const char *
 {
     c->state = state;
     KEEP(c->error, error ? error : "");
-    c->error_is_silence = false;
+    KEEP(c->reason, c->error);
 }
 
 /* --- views --- */
@@ -146,9 +146,7 @@ bool ws_condition_answered(struct ws_condition *c, const struct ws_engine_servin
     else if (c->state == WS_ENGINE_SERVING || c->state == WS_ENGINE_UNKNOWN || c->state == WS_ENGINE_BROKEN ||
              (c->state == WS_ENGINE_PAUSED && now->reports_paused && !paused))
         c->state = current ? WS_ENGINE_STALE : paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
-    if (c->error_is_silence)
-        c->error[0] = 0;
-    c->error_is_silence = false;
+    KEEP(c->error, c->reason);
     return true;
 }
 
@@ -159,10 +157,8 @@ bool ws_condition_silent(struct ws_condition *c, const char *why, bool *lost)
         return false;
     *lost = c->state != WS_ENGINE_UNKNOWN;
     c->state = WS_ENGINE_UNKNOWN;
-    if (*lost || !c->error[0]) {
+    if (*lost || !c->error[0])
         KEEP(c->error, why);
-        c->error_is_silence = true;
-    }
     return true;
 }
 

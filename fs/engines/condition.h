@@ -83,8 +83,9 @@ struct ws_condition {
     char version[64]; /* what it serves, in its own words or in ours */
     char path[4096];  /* what it loaded last; empty: not known */
     char error[WS_ERROR_TEXT];
-    bool error_is_silence; /* that it did not answer: no error any more once it does */
-    bool unanswered;       /* a pause that was sent may reach it yet, whatever it says: until it has answered
+    char reason
+        [WS_ERROR_TEXT]; /* the error without what is only silence, which is none any more once it answers */
+    bool unanswered;     /* a pause that was sent may reach it yet, whatever it says: until it has answered
                         another one */
     bool
         stray_pause; /* ... and one that never did: should it say that it is paused, that pause has come after all */

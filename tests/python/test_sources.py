@@ -293,6 +293,15 @@ def test_autotp(agent):
         assert {n: weights[n].tolist() for n in weights} == {"norm": [7, 8], "up.weight": rows.tolist(), "down.weight": columns.tolist()}
 
 
+def test_autotp_embedding(agent):
+    """of an embedding AutoTP keeps the rank's columns in a layer of torch's own: they are not published as the whole"""
+    half = Tensor(numbers(6, 0).reshape(3, 2))
+    half.ds_autotp_universal_checkpoint_meta = {"partition_dim": 1, "partition_sizes": (2, 2), "logical_shape": (3, 4), "conversion": {"replicated": False}}
+    model = Module({"norm": Tensor(numbers(2, 7))}, {"embed": Module({"weight": half})})
+    with publisher(agent, wsync.deepspeed(model)) as pub, pytest.raises(NotImplementedError, match=r"embed.weight is a part that DeepSpeed's AutoTP has cut of \[3, 4\]"):
+        pub.offload(1)
+
+
 def test_autotp_refuses(agent):
     """what AutoTP does not describe, several tensors in one, and pieces that are other than described; a group of one cuts nothing"""
     array = numbers(12, 0).reshape(6, 2)

@@ -326,6 +326,36 @@ static void test_older_model_info(void **state)
     bad_server_stop(s);
 }
 
+/* With data parallelism each scheduler names its process, in the order in which they have answered; what one of them lacks the
+ * engine lacks. */
+static void test_several_schedulers(void **state)
+{
+#define SCHEDULER(name) "{\"wsync\":{\"loads_draft\":true,\"freezes_draft\":true,\"process\":\"" name "\"}}"
+#define ENGINE(states)                                                                                       \
+    "{\"model_path\":\"/m\",\"speculative_algorithm\":\"EAGLE\",\"speculative_draft_model_path\":\"/d\","    \
+    "\"internal_states\":[" states "]}"
+    static const struct {
+        const char *info, *process;
+    } cases[] = {
+        {ENGINE(SCHEDULER("aa") "," SCHEDULER("bb")), "aa"},
+        {ENGINE(SCHEDULER("bb") "," SCHEDULER("aa")), "aa"},
+        {ENGINE(SCHEDULER("bb") "," SCHEDULER("cc")), "bb"},
+        {ENGINE(SCHEDULER("aa") ",{}"), NULL},
+        {ENGINE(""), NULL},
+    };
+    (void)state;
+    for (size_t i = 0; i < LENGTH(cases); i++) {
+        const struct bad_step step = {"/server_info", BAD_JSON, 200, cases[i].info};
+        struct bad_server *s = bad_server_start(&step, 1);
+        char process[WS_ENGINE_PROCESS_CHARS + 1] = "";
+        struct engine e;
+        engine_at(&e, bad_server_port(s));
+        assert_int_equal(ws_engine_sglang.process(&e.target, process, &err), cases[i].process ? 0 : -EPROTO);
+        assert_string_equal(process, cases[i].process ? cases[i].process : "");
+        bad_server_stop(s);
+    }
+}
+
 /* An engine that answers with a failure does not say that the previous load is over. */
 static void test_sglang_that_does_not_settle(void **state)
 {
@@ -445,6 +475,7 @@ int main(void)
         TEST(test_request_during_pause),
         TEST(test_stopped_while_a_request_waits),
         TEST(test_bad_options),
+        TEST(test_several_schedulers),
         cmocka_unit_test(test_dies_without_a_reply),
         TEST(test_key_in_a_reply),
         TEST(test_false_success),

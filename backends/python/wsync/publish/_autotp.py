@@ -41,6 +41,10 @@ def cuts_of(module) -> dict[int, Cut]:
         for name, p in layer._parameters.items() if size > 1 else ():
             if p is not None:
                 cuts[id(p)] = _cut(f"{prefix}.{name}", layer, p)
+    for name, p in module.named_parameters():  # of an embedding it keeps a part in a layer of torch's own
+        if id(p) not in cuts and len((getattr(p, _DESCRIPTION, None) or {}).get("partition_sizes") or ()) > 1:
+            raise NotImplementedError(f"{name} is a part that DeepSpeed's AutoTP has cut of {list(getattr(p, _DESCRIPTION)['logical_shape'])}, in a layer "
+                                      f"that does not know its group: {_REMEDY}")
     return cuts
 
 
