@@ -9,7 +9,7 @@ import sys
 import zlib
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../real/trainers"))
-import transformer_engine_stand_in  # noqa: F401
+import transformer_engine_stand_in
 
 del sys.modules["transformer_engine.pytorch.optimizers"]  # Megatron then takes torch's Adam, and norms and scales of its own
 import megatron_on_cpu  # noqa: F401
@@ -102,11 +102,14 @@ def checkpoint(name, make, layers):
     return folder, hf.config
 
 
-def mark_biases(chunks):
-    """As Transformer Engine marks those that are cut; its stand-in marks weights only, and mbridge gathers what is marked."""
+def mark(chunks):
+    """mbridge gathers what is marked as cut. Transformer Engine marks biases, which its stand-in does not; and it marks MLA's down projections,
+    of which each rank has all: those are left alone, as slime does in its own gather, where mbridge would put them one behind the other."""
     for m in (m for chunk in chunks for m in chunk.modules()):
-        if getattr(m, "parallel_mode", None) == "column" and getattr(m, "bias", None) is not None:
-            m.bias.tensor_model_parallel, m.bias.partition_dim, m.bias.partition_stride = True, 0, 1
+        if isinstance(m, transformer_engine_stand_in.Linear):
+            m.weight.tensor_model_parallel = m.parallel_mode is not None
+            if m.parallel_mode == "column" and m.bias is not None:
+                m.bias.tensor_model_parallel, m.bias.partition_dim = True, 0
 
 
 def give_gradients(chunks, step):
@@ -155,7 +158,7 @@ def case(make, layers, flags, sizes, more, overlaps):
         bridge.set_extra_args(**{**flags["model"], **more, **CPU})
         overlap = dict(overlap_grad_reduce=overlaps, overlap_param_gather=overlaps)
         chunks = bridge.get_model(wrap_with_ddp=True, ddp_config=dict(flags["ddp"], **overlap, use_distributed_optimizer=True, bucket_size=20000))
-        mark_biases(chunks)
+        mark(chunks)
         with torch.no_grad():
             bridge.load_weights(chunks, folder)
         optimizer = get_megatron_optimizer(
