@@ -9,7 +9,7 @@ import sys
 import zlib
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../real/trainers"))
-import transformer_engine_stand_in
+import transformer_engine_stand_in  # noqa: F401
 
 del sys.modules["transformer_engine.pytorch.optimizers"]  # Megatron then takes torch's Adam, and norms and scales of its own
 import megatron_on_cpu  # noqa: F401
@@ -77,7 +77,6 @@ CPU = dict(masked_softmax_fusion=False, bias_activation_fusion=False, bias_dropo
 PUBLISHED = {
     "slime-qwen3-4B": (qwen3, 2, SLIME, dict(tp=2), {}),
     "slime-qwen3-30B-A3B": (qwen3_moe, 2, SLIME, dict(tp=2, ep=4), {}),  # TP 4, EP 8
-    "slime-moonlight-16B-A3B": (deepseek(None), 2, SLIME, dict(tp=2, ep=4), {}),  # TP 4, EP 8
     "slime-glm4.5-355B-A32B": (glm, 2, SLIME, dict(tp=2, cp=2, ep=2), {}),  # TP 8, PP 4, CP 2, EP 16
     "verl-qwen3moe-30b": (qwen3_moe, 2, VERL, dict(ep=2), {}),  # EP 8
     "verl-deepseek671b": (deepseek(24), 4, VERL, dict(pp=2, ep=2), dict(  # PP 16, EP 16
@@ -103,13 +102,10 @@ def checkpoint(name, make, layers):
 
 
 def mark(chunks):
-    """mbridge gathers what is marked as cut. Transformer Engine marks biases, which its stand-in does not; and it marks MLA's down projections,
-    of which each rank has all: those are left alone, as slime does in its own gather, where mbridge would put them one behind the other."""
+    """As Transformer Engine marks biases that are cut; its stand-in marks weights only, and mbridge gathers what is marked."""
     for m in (m for chunk in chunks for m in chunk.modules()):
-        if isinstance(m, transformer_engine_stand_in.Linear):
-            m.weight.tensor_model_parallel = m.parallel_mode is not None
-            if m.parallel_mode == "column" and m.bias is not None:
-                m.bias.tensor_model_parallel, m.bias.partition_dim = True, 0
+        if getattr(m, "parallel_mode", None) == "column" and getattr(m, "bias", None) is not None:
+            m.bias.tensor_model_parallel, m.bias.partition_dim, m.bias.partition_stride = True, 0, 1
 
 
 def give_gradients(chunks, step):
