@@ -32,7 +32,7 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse; only manuals want scdoc ---
-NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-gpu mutate campaign bench bench-gpu gpu-bundle format lint uninstall
+NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate campaign bench bench-gpu gpu-bundle format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd gnutls libcurl jansson libxxhash libzstd libzmq libsodium
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(if $(filter all man install,$(or $(MAKECMDGOALS),all)),scdoc) $(PACKAGES) 2>&1 || echo pkg-config failed)
@@ -216,7 +216,7 @@ $(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
 .PHONY: fuzzers
 fuzzers: $(FUZZERS)
 
-.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-gpu mutate bench bench-gpu gpu-bundle campaign
+.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate bench bench-gpu gpu-bundle campaign
 deps: ## install what the build needs (Debian packages)
 	$(Q).ci/deps build
 deps-test:
@@ -239,6 +239,10 @@ fuzz: deps-test ## the fuzzers, for FUZZ_SECONDS (60)
 	$(Q)tests/run fuzz
 test-real: deps-real ## fetch real engines and trainers (several GB, once), build, test with them on tiny models
 	$(Q)tests/run real
+test-frameworks: FRAMEWORK = $(or $(ARGS),megatron)
+test-frameworks: ## published set-ups of slime, verl and NeMo-RL, cut to tiny sizes, against what their own gather gives (ARGS=megatron)
+	$(Q).ci/deps $(FRAMEWORK)
+	$(Q)tests/run frameworks/test_$(FRAMEWORK)
 test-gpu: deps-test ## the tests of GPUs on this machine's GPU instead of the stand-in driver
 	$(Q)TEST_GPU=1 tests/run gpu
 bench-gpu: deps-test ## what a GPU does: the benchmarks named bench_gpu_*
@@ -313,10 +317,10 @@ lint-cppcheck: $(TOP)/compile_commands.json
 lint-shell:
 	$(call say,SHELL,all)shellcheck -S warning $(SHELL_FILES)
 clean: ## remove what was built, keep fetched libraries and the Python environments
-	rm -rf $(filter-out $(TOP)/libfuse $(TOP)/venv $(TOP)/venv-real $(TOP)/demo,$(wildcard $(TOP)/*))
+	rm -rf $(filter-out $(TOP)/libfuse $(TOP)/venv $(TOP)/venv-real $(TOP)/venv-megatron $(TOP)/demo,$(wildcard $(TOP)/*))
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
-	@echo '  variables: SAN=address|undefined|thread, V=1, ARGS (of demo-rl and mutate), PREFIX, DESTDIR, CFLAGS'
+	@echo '  variables: SAN=address|undefined|thread, V=1, ARGS (of demo-rl, mutate and test-frameworks), PREFIX, DESTDIR, CFLAGS'
 
 -include $(shell find $(B) -name '*.d' -not -path '*/libfuse/*' -not -path '*/compat/*' 2>/dev/null)
 -include $(FATBIN:.fatbin=.d)
