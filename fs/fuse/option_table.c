@@ -242,9 +242,7 @@ static int set_serve_token_file(struct ws_mount_options *o, const char *value)
     }
 SET_STRING(keep_group, group)
 SET_STRING(keep_files, files)
-SET_STRING(set_log, log_file)
 SET_STRING(keep_fsname, fsname)
-SET_STRING(set_state, state)
 SET_STRING(set_host, host)
 SET_STRING(set_listen, listen)
 SET_STRING(set_serve, serve.listen)
@@ -259,6 +257,18 @@ SET_STRING(set_rack, rack)
         return rc;                                                                                           \
     }
 SET_PATH(set_audit_log, audit_log)
+SET_PATH(set_log, log_file)
+SET_PATH(keep_state, state)
+
+/* none: it keeps no settings. */
+static int set_state(struct ws_mount_options *o, const char *value)
+{
+    if (strcmp(value, "none") != 0)
+        return keep_state(o, value);
+    o->state = (char *)(uintptr_t)ws_mount_option_keep(o, value);
+    return o->state ? 0 : -ENOMEM;
+}
+
 SET_PATH(set_config, config)
 SET_PATH(set_ca_file, store.source.ca_file)
 SET_PATH(set_cert_file, store.source.cert_file)

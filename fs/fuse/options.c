@@ -227,8 +227,14 @@ static int check_outside(const struct ws_mount_options *o, const char *path, str
 {
     const size_t n = strlen(o->mountpoint);
     char real[PATH_MAX];
-    int rc = resolve_parent(path, real, err);
+    char *whole = realpath(path, NULL); /* where a link at its end leads */
+    int rc = 0;
 
+    if (whole)
+        snprintf(real, sizeof(real), "%s", whole);
+    else
+        rc = resolve_parent(path, real, err);
+    free(whole);
     if (rc == 0 && strncmp(real, o->mountpoint, n) == 0 && (real[n] == '/' || !real[n]))
         rc = ws_error_set(err, EINVAL,
                           "%.1000s lies below %.1000s, the mount's own folder, where this mount cannot look "

@@ -121,10 +121,10 @@ def test_own_folder():
     os.makedirs(folder)
     link = unique("link")
     os.symlink(folder, link)
-    for option in (f"state={folder}/s", f"config={folder}/c", f"log={folder}/l", f"audit-log={link}/a", f"state={folder}/none/deeper/s"):
+    for option in (f"state={link}", f"log={os.path.relpath(folder)}/l", f"state={folder}/s", f"config={folder}/c", f"log={folder}/l", f"audit-log={link}/a", f"state={folder}/none/deeper/s"):
         r = wsync("mount", "-o", option, agent.url, folder, check=False)
         assert r.returncode == 2 and "the mount's own folder" in r.stderr, (option, r.returncode, r.stderr)
-    for source in (f"dir:{folder}", f"unix:{folder}/agent.sock"):
+    for source in (f"dir:{folder}", f"dir:{link}", f"unix:{folder}/agent.sock"):
         r = wsync("mount", source, folder, check=False)
         assert r.returncode == 2 and "the mount's own folder" in r.stderr, (source, r.returncode, r.stderr)
     assert not os.path.ismount(folder)

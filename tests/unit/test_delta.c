@@ -690,6 +690,64 @@ static void test_passed_on_in_turn(void **state)
     end_passage(&p);
 }
 
+/* The data of a record is all there a moment before the record has ended: a sender that looks in between goes on to the next one. */
+static void test_passed_on_while_it_ends(void **state)
+{
+    struct passage p;
+    const size_t first = WS_DELTA_HEAD_BYTES + WS_DELTA_RECORD_BYTES;
+    struct ws_delta_record head;
+    (void)state;
+    begin_passage(&p);
+    const struct ws_delta_record *one = ws_delta_next(p.made, &(size_t){0}, 0, 1);
+    assert_int_equal(bring(&p, 0, first), 0);
+    assert_int_equal(bring(&p, first, first + one->bytes / 2), 0);
+    assert_int_equal(pass_on(&p), 0);
+    head = *one;
+    head.block = one->block ? 0 : 1;
+    head.bytes = 100;
+    struct ws_delta_record *brief = ws_delta_record_new(head.bytes);
+    memcpy(brief, &head, sizeof(head));
+    memset(brief->data, 0, head.bytes);
+    assert_int_equal(ws_delta_add(p.passed, brief), 0);
+    struct ws_delta_coming *c = p.writer.coming;
+    assert_non_null(c);
+    memcpy(c->record->data, one->data, one->bytes);
+    const size_t here = atomic_exchange(&c->here, one->bytes);
+    const size_t rest = first + one->bytes + WS_DELTA_RECORD_BYTES + head.bytes - p.n_out;
+    assert_int_equal(ws_delta_stream_write(&p.writer, p.out + p.n_out, rest), rest);
+    assert_memory_equal(p.out + first, one->data, one->bytes);
+    assert_int_equal(p.out[first + one->bytes + 20], head.bytes);
+    atomic_store(&c->here, here);
+    end_passage(&p);
+}
+
+/* A source brings wrong bytes of a record, and breaks: the next source, whose bytes are right, brings the whole. */
+static void test_passed_on_after_damage(void **state)
+{
+    const size_t first = WS_DELTA_HEAD_BYTES + WS_DELTA_RECORD_BYTES;
+    (void)state;
+    for (unsigned sends = 0; sends < 2; sends++) {
+        struct passage p;
+        begin_passage(&p);
+        const size_t record = ws_delta_next(p.made, &(size_t){0}, 0, 1)->bytes, wrong = first + record / 4;
+        p.stream[wrong] ^= 1;
+        assert_int_equal(bring(&p, 0, first), 0);
+        assert_int_equal(bring(&p, first, first + record / 2), 0);
+        if (sends)
+            assert_int_equal(pass_on(&p), 0);
+        ws_delta_stream_reader_free(p.reader);
+        p.stream[wrong] ^= 1;
+        connect(&p);
+        assert_int_equal(bring(&p, 0, wrong - 5), 0);
+        assert_int_equal(bring(&p, wrong - 5, p.n_bytes), 0);
+        ws_delta_end(p.passed, WS_DELTA_WHOLE);
+        assert_int_equal(pass_on(&p), sends ? -2 : -1); /* who was sent wrong bytes asks anew */
+        if (!sends)
+            assert_memory_equal(p.out, p.stream, p.n_bytes);
+        end_passage(&p);
+    }
+}
+
 static void test_watched(void **state)
 {
     struct version a;
@@ -745,6 +803,8 @@ int main(void)
         cmocka_unit_test(test_passed_on_damaged),
         cmocka_unit_test(test_passed_on_in_turn),
         cmocka_unit_test(test_passed_on_twice),
+        cmocka_unit_test(test_passed_on_after_damage),
+        cmocka_unit_test(test_passed_on_while_it_ends),
         cmocka_unit_test(test_damaged),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_end),

@@ -90,6 +90,22 @@ static void test_foremost_counts(void **state)
     end(&races);
 }
 
+/* Where the last part waits for something else than the link, a pace does not fall with the average that it makes. */
+static void test_least_pace(void **state)
+{
+    struct ws_delta_races races;
+    struct ws_delta_race *r = race_of(&races, 2);
+    uint64_t now = 2 * WS_SECOND_NS, sent = 100 * MB, pace = 0;
+    (void)state;
+    for (unsigned i = 1; i <= 60; i++, now += WS_SECOND_NS) {
+        assert_int_equal(ws_delta_race_move(r, 1, i * 1000, now), 0);
+        pace = ws_delta_race_move(r, 0, sent, now);
+        sent += pace;
+    }
+    assert_int_equal(pace, 25 * MB + 1);
+    end(&races);
+}
+
 static void test_races_apart(void **state)
 {
     struct ws_delta_races races;
@@ -111,7 +127,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ahead),       cmocka_unit_test(test_early),
         cmocka_unit_test(test_over),        cmocka_unit_test(test_foremost_counts),
-        cmocka_unit_test(test_races_apart),
+        cmocka_unit_test(test_races_apart), cmocka_unit_test(test_least_pace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -145,7 +145,8 @@ static bool advance(struct ws_delta_stream_writer *w)
     return r || state != WS_DELTA_GROWING;
 }
 
-/* The end of what is there of the record's data. false: it will never be whole. */
+/* The end of what is there of the record's data. false: it will never be whole. All of it is there only where the record is whole,
+ * and that is seen a moment before its end is, or with it: one that has all of its data is not looked at again. */
 static bool look_at_data(struct ws_delta_stream_writer *w, size_t *end)
 {
     *end = w->record->bytes;
@@ -153,10 +154,8 @@ static bool look_at_data(struct ws_delta_stream_writer *w, size_t *end)
         return true;
     const bool ended = atomic_load(&w->coming->ended);
     *end = atomic_load(&w->coming->here);
-    if (!ended)
-        return true;
     if (*end < w->record->bytes)
-        return false;
+        return !ended;
     ws_delta_coming_release(w->delta, w->coming);
     w->coming = NULL;
     return true;
@@ -330,15 +329,36 @@ static int read_record_head(struct ws_delta_stream_reader *r, struct ws_error *e
     return 0;
 }
 
+/* An earlier reader of the record brought other bytes: one of the two is damaged. This one goes on by itself, and is passed on
+ * when it is whole. */
+static int leave_earlier(struct ws_delta_stream_reader *r, struct ws_error *err)
+{
+    const struct ws_delta_record *had = r->incoming;
+    struct ws_delta_record *mine = ws_delta_record_new(had->bytes);
+    if (!mine)
+        return ws_error_set(err, ENOMEM, "no memory for a record of %u bytes", had->bytes);
+    memcpy(mine, had, sizeof(*mine) + r->data_at);
+    leave_incoming(r, true);
+    r->incoming = mine;
+    return 0;
+}
+
 /* Takes data of the incoming record; what an earlier reader of it has brought is there, and may be on its way to others. */
-static void take_data(struct ws_delta_stream_reader *r, const unsigned char *p, size_t n)
+static int take_data(struct ws_delta_stream_reader *r, const unsigned char *p, size_t n, struct ws_error *err)
 {
     const size_t had = r->coming ? r->coming->filled : r->data_at;
-    const size_t skipped = had <= r->data_at ? 0 : had - r->data_at < n ? had - r->data_at : n;
+    size_t skipped = had <= r->data_at ? 0 : had - r->data_at < n ? had - r->data_at : n;
+    if (skipped && memcmp(r->incoming->data + r->data_at, p, skipped) != 0) {
+        const int rc = leave_earlier(r, err);
+        if (rc < 0)
+            return rc;
+        skipped = 0;
+    }
     memcpy(r->incoming->data + r->data_at + skipped, p + skipped, n - skipped);
     r->data_at += n;
     if (r->coming && n > skipped)
         ws_delta_coming_fill(r->grows, r->coming, r->data_at);
+    return 0;
 }
 
 static int read_data(struct ws_delta_stream_reader *r, struct ws_error *err)
@@ -368,7 +388,9 @@ int ws_delta_stream_read(struct ws_delta_stream_reader *r, const void *bytes, si
                                   : (r->begun ? WS_DELTA_RECORD_BYTES : WS_DELTA_HEAD_BYTES) - r->head_at;
         size_t more = want < n ? want : n;
         if (r->incoming) {
-            take_data(r, p, more);
+            rc = take_data(r, p, more, err);
+            if (rc < 0)
+                return rc;
         } else {
             memcpy(r->head + r->head_at, p, more);
             r->head_at += more;

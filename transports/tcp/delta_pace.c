@@ -6,7 +6,7 @@
 #define STILL_NS     (5 * WS_SECOND_NS) /* nobody waits for a part that has not moved for so long */
 #define AHEAD_BYTES  (256UL << 10)      /* what the kernel's buffers make of it, ... */
 #define AHEAD_PART   16                 /* ... and a part of what was sent */
-#define SLOWEST_PART 4 /* a pace is a fourth of a sender's own average at least, half of it at most */
+#define SLOWEST_PART 4 /* a pace is a fourth of what a part had at best at least, half of it at most */
 
 struct ws_delta_race *ws_delta_race_join(struct ws_delta_races *races, const struct ws_delta *delta,
                                          unsigned parts, uint64_t now_ns)
@@ -56,16 +56,18 @@ uint64_t ws_delta_race_move(struct ws_delta_race *r, unsigned part, uint64_t sen
         mine->sent = sent;
         mine->moved_ns = now_ns;
     }
+    if (elapsed >= BEGIN_NS && sent * 1000 / (elapsed / WS_MS_NS) > mine->fastest)
+        mine->fastest = sent * 1000 / (elapsed / WS_MS_NS);
     const uint64_t last = last_of(r, now_ns);
     if (elapsed < BEGIN_NS || last >= sent || sent - last <= AHEAD_BYTES + sent / AHEAD_PART)
         return 0;
-    const uint64_t ms = elapsed / WS_MS_NS, own = sent * 1000 / ms, others = last * 1000 / ms;
-    const uint64_t least = own / SLOWEST_PART + 1, most = own / 2 + 1;
+    const uint64_t others = last * 1000 / (elapsed / WS_MS_NS);
+    const uint64_t least = mine->fastest / SLOWEST_PART + 1, most = mine->fastest / 2 + 1;
     return others < least ? least : others > most ? most : others;
 }
 
 void ws_delta_race_finish(struct ws_delta_race *r, unsigned part, uint64_t sent)
 {
     if (sent >= r->part[part].sent)
-        r->part[part] = (struct ws_delta_race_part){.sent = sent};
+        r->part[part] = (struct ws_delta_race_part){.sent = sent, .fastest = r->part[part].fastest};
 }

@@ -18,6 +18,7 @@ struct ws_delta_race {
     uint64_t began_ns;
     struct ws_delta_race_part { /* the foremost sender of each part */
         uint64_t sent;          /* bytes */
+        uint64_t fastest;       /* its highest average so far, bytes a second */
         uint64_t moved_ns;      /* 0: it does not race: it has not begun, or is at its end */
     } part[];
 };
