@@ -165,9 +165,12 @@ def test_record_while_it_arrives():
     reply = client.getresponse()
     assert reply.status == 200, reply.read()
     came = reply.read(200)
-    for _ in range(20):  # the relay tells of what comes every few milliseconds
-        time.sleep(0.02)
-        gate.let(5000)
+
+    def trickle():  # the relay tells of what comes every few milliseconds, and of several pieces at once where it was held up
+        for _ in range(100):
+            time.sleep(0.02)
+            gate.let(1300)
+    threading.Thread(target=trickle, daemon=True).start()
     came += reply.read(150000 - len(came))
     record = struct.unpack_from("<I", came, 200 + 20)[0]
     assert len(came) == 150000 and record > 250000, (len(came), record)

@@ -13,7 +13,8 @@ struct ws_tcp_guard {
     _Atomic(uint64_t) *came_ns;           /* may be NULL */
     uint64_t reported_ns, reported_bytes; /* in came_ns, last */
     uint64_t stall_ns;                    /* 0: a trickle is fine */
-    bool owed; /* the sender has what is to come now: it waits for no other process */
+    bool
+        owed; /* what is to come now has begun: a sender that has it only in part has a source that is slow, too */
     uint64_t since_ns, since_bytes;
     bool trickles;
 };
