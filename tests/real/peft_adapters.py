@@ -6,9 +6,11 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from servers import CLOSE
 from world import BUILD, unique
 
 RANK = 8
+NEAR = 2 * CLOSE  # an engine in bfloat16 and a forward in float32: adapters this big, on CPUs of several kinds
 
 
 def make_adapter(folder, seed, **options):
@@ -26,8 +28,8 @@ def make_adapter(folder, seed, **options):
 
 
 def forward(folder, adapter, prompt):
-    """PEFT's log probabilities of the prompt's tokens except the first."""
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16), adapter)
+    """PEFT's log probabilities of the prompt's tokens except the first, in float32."""
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), adapter)
     with torch.no_grad():
         said = torch.log_softmax(model(torch.tensor([prompt])).logits[0].float(), -1)
     return [said[i, token].item() for i, token in enumerate(prompt[1:])]

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from peft_adapters import RANK, call, forward, make_adapter
+from peft_adapters import NEAR, RANK, call, forward, make_adapter
 from scenarios import Ground
 from servers import CLOSE, PROMPTS, SGLang, distance
 
@@ -37,8 +37,8 @@ def test_loaded(w):
     base, answers = w.server.score(PROMPTS[2]), {}
     for name, path in (("lora@1", w.one), ("lora@2", w.two)):
         answers[name] = score(w.server, name, PROMPTS[2])
-        assert distance(answers[name], forward(w.folder(1), path, PROMPTS[2])) < CLOSE
-        assert distance(answers[name], base) > CLOSE
+        assert distance(answers[name], forward(w.folder(1), path, PROMPTS[2])) < NEAR
+        assert distance(answers[name], base) > 5 * NEAR
     assert call(w.server, "load", "lora@1", w.one) == []  # a try whose first answer was lost
     assert call(w.server, "load", "lora@1", w.two)[0] == "EREMOTEIO"
     assert call(w.server, "unload", "lora@2") == [] and call(w.server, "unload", "lora@2") == []

@@ -57,11 +57,16 @@ class Views(Ground):
         "of version 2"
         return self.folder(f"{recipe}-2")
 
+    def publish(self, version, name, **kw):
+        """A version and its views: an agent makes views of the newest version alone."""
+        super().publish(version, name, **kw)
+        numbers = lambda: [[v["version"] for v in m["versions"]] for m in self.agent.get("/v1/models").get("views", [])]
+        wait_for(lambda: sum(version in of for of in numbers()) == len(VIEWS), f"{len(VIEWS)} views of {version}", 120)
+
     def pulled(self, model, version):
         self.mount.wait_version(model, version)
         self.mount.write(f"pull {version}", f"{model}/ctl")
         return self.mount.file(model, version)
-
 
     def start(self, recipe):
         """A server on the view's first version, that can be switched."""
