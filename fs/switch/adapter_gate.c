@@ -42,7 +42,7 @@ static struct server *list_servers(struct ws_control *c, const char *model, size
         struct server *s = &all[*n];
         size_t same = 0;
         s->kind = at.engine->ops->kind;
-        s->max_rank = at.engine->facts.max_adapter_rank;
+        s->max_rank = at.engine->facts.known ? at.engine->facts.max_adapter_rank : 0;
         snprintf(s->engine, sizeof(s->engine), "%s", at.engine->name);
         snprintf(s->base, sizeof(s->base), "%s", at.controller->name);
         while (same < *n && !is_same(&all[same], s))

@@ -87,6 +87,8 @@ static void record(const struct look *l, struct ws_engine *e, int rc, const stru
         e->facts.known = false;
     if (newest && rc < 0)
         (void)ws_condition_silent(k, err->text, &lost);
+    if (lost) /* what answers next may be another one under the same name of a version */
+        e->facts.known = false;
     if (newest) {
         strayed = k->state == WS_ENGINE_STALE && !was_stale && !may_reconcile(ctl, e);
         clear_stale_error(ctl);

@@ -147,6 +147,23 @@ def test_base_moves():
     assert w.engines["v0"].ask("/v1/completions", {"model": "lora@1", "prompt": "x"})
 
 
+def test_another_engine():
+    "what answers after a silence may be another engine under the same name of a version: it is asked again what it takes"
+    w = World(apis=())
+    several = ("--api-servers", "2")  # nothing says when it was started
+    engine = Engine(w.folder, *several, api="vllm")
+    w.mount.write(f"engine add v vllm {engine.url} adapters=lora", "actor/ctl")
+    w.publish(2, folder=lora(2, r=128))
+    assert w.mount.refused("2", "lora/version") == "EPROTO" and "takes 64 at most" in w.error(), w.error()
+    state = lambda: w.mount.engines()["v"].split()[0]
+    engine.end()
+    wait_for(lambda: state() == "unknown", "the engine to be missed", 60)
+    another = Engine(w.folder, *several, "--max-lora-rank", "128", api="vllm", port=engine.port)
+    wait_for(lambda: state() != "unknown", "the engine to answer", 60)
+    w.mount.write("2", "lora/version")
+    assert listed(another) == ["lora@2"]
+
+
 def test_restarts():
     "an engine that was restarted gets its adapters again; so does one of a daemon that was restarted, with the same names and K"
     w = World(adapters="lora:3")

@@ -47,6 +47,9 @@ def test_draft(w):
     name, sentence = call(w.server, "draft", w.folder("missing"))
     assert name == "EREMOTEIO" and "mlp.down_proj" in sentence, sentence
     assert w.server.holds() == (two, one) and w.server.call("/model_info")["model_path"] == w.path(2)
+    with pytest.raises(Refused):
+        w.server.call("/update_weights_from_disk", {"model_path": w.path(2), "flush_cache": False, "manifest": {"wsync_draft": [1]}})
+    assert w.server.holds() == (two, one)
     for version in (1, 2):
         w.agent.publish("draft", version, w.folder(version))
     w.mount.wait_version("draft", 2)

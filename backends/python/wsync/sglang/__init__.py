@@ -138,7 +138,7 @@ def _load_draft(load: DraftLoad, original: Callable[..., tuple[bool, str]], upda
     try:
         with open_weights(load.path, "torch") as weights:
             lacking = sorted(had.difference(weights))
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, TypeError) as e:  # TypeError: what the request names is no path
         return False, f"The draft model was not loaded and has not changed: {e}"
     if lacking:
         return False, f"The draft model was not loaded and has not changed: {load.path} lacks {len(lacking)} of its tensors: {summary(lacking)}"
