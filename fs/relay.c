@@ -1,6 +1,7 @@
 #include "fs/relay.h"
 #include "fs/proofs.h"
 #include "fs/store/content.h"
+#include "fs/store/delta_cache.h"
 #include "fs/store/growing.h"
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
@@ -368,9 +369,8 @@ static int relay_delta(void *self, const char *model, uint64_t version, const ch
 {
     struct ws_relay *r = self;
     struct ws_model *m = find_model(r, model);
-    struct ws_delta *d = m ? ws_model_delta(m, version, run, base) : NULL;
+    struct ws_delta *d = m ? ws_model_delta(m, version, run, base, level) : NULL;
 
-    (void)level; /* they are passed on as they came */
     if (m)
         ws_model_put(m);
     *out = d;

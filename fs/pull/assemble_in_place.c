@@ -1,5 +1,6 @@
 #include "fs/pull/assemble_in_place.h"
 #include "fs/pull/delta_plan.h"
+#include "fs/store/delta_cache.h"
 #include "fs/store/handover.h"
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"

@@ -7,7 +7,7 @@
 #include "fs/pull/delta_patch.h"
 #include "fs/store/cache_budget.h"
 #include "fs/store/content.h"
-#include "fs/store/model.h"
+#include "fs/store/delta_cache.h"
 #include "fs/store/one_copy.h"
 #include "fs/store/part_view.h"
 #include "fs/store/version.h"
@@ -17,8 +17,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define SPARE 4 /* old deltas that are kept for mounts that pull from this one */
 
 /* One of each thread, and of each part that a parent has. */
 static unsigned count_workers(const struct ws_delta_apply *p)
@@ -129,24 +127,6 @@ void ws_delta_apply_free(struct ws_delta_apply *p)
 
 /* --- deltas that are kept --- */
 
-/* Drops deltas that no version here can be patched with any more, but for a few that other mounts may pull,
- * and what is over delta-cache=. With store->lock. */
-static void trim_deltas(struct ws_model *m)
-{
-    /* A mount with one copy serves no others. */
-    const struct ws_store *s = m->store;
-    const size_t spare = s->options.copies == WS_COPIES_ONE || s->keeps_one_copy ? 0 : SPARE;
-    uint64_t oldest = UINT64_MAX;
-
-    for (const struct ws_version *v = m->versions; v; v = v->next)
-        if ((v->own_bytes || v->pull) && v->number < oldest)
-            oldest = v->number;
-    while (m->deltas.n > spare && ws_delta_link(m->deltas.list[m->deltas.n - 1])->target.version <= oldest)
-        ws_delta_set_drop_oldest(&m->deltas);
-    while (m->deltas.n > 0 && ws_delta_set_bytes(&m->deltas) > ws_model_delta_room(m))
-        ws_delta_set_drop_oldest(&m->deltas);
-}
-
 /* Begins to fetch a delta, which mounts that pull from this one see. */
 static int add_delta(struct ws_delta_apply *p, size_t i)
 {
@@ -158,7 +138,7 @@ static int add_delta(struct ws_delta_apply *p, size_t i)
         return -EPROTO;
     pthread_mutex_lock(&s->lock);
     ws_delta_set_add(&p->version->model->deltas, ws_delta_get(p->chain[i]));
-    trim_deltas(p->version->model);
+    ws_model_trim_deltas(p->version->model);
     pthread_mutex_unlock(&s->lock);
     return 0;
 }
@@ -278,7 +258,7 @@ void ws_delta_apply_run(struct ws_delta_apply *p, const char **transport)
     for (size_t i = 0; i < p->plan.n_steps && !ws_delta_lanes_take_all(p); i++)
         if (p->chain[i] && !p->plan.steps[i].held)
             ws_delta_set_drop(&p->version->model->deltas, p->chain[i]); /* of no use to another version */
-    trim_deltas(p->version->model);                                     /* how large they are is known now */
+    ws_model_trim_deltas(p->version->model);                            /* how large they are is known now */
     pthread_mutex_unlock(&p->version->store->lock);
     ws_speeds_record(speeds, p->plan.copied ? &speeds->copy : &speeds->patch, atomic_load(&p->patched_bytes),
                      (double)atomic_load(&p->patched_ns) / 1e9);

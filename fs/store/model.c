@@ -224,18 +224,6 @@ uint64_t ws_model_largest(const struct ws_model *m)
     return largest;
 }
 
-uint64_t ws_model_delta_room(const struct ws_model *m)
-{
-    const uint64_t given = m->store->options.delta_cache_bytes;
-    const unsigned n = m->part_count ? m->part_count : 1; /* the parts of a model share its room */
-    const struct ws_model *whole = m->part_count == 1 ? ws_model_lookup(m->store, m->base) : NULL;
-    const uint64_t largest = ws_model_largest(whole ? whole : m); /* of what is needed */
-
-    if (given != WS_DELTA_CACHE_GROWS)
-        return given / n;
-    return largest / 8 > WS_DELTA_CACHE_LEAST / n ? largest / 8 : WS_DELTA_CACHE_LEAST / n;
-}
-
 void ws_model_resolve_lineage(struct ws_model *m)
 {
     const struct ws_model *source = m->derived ? ws_model_lookup(m->store, m->derived->source) : NULL;
@@ -434,29 +422,6 @@ void ws_model_each(struct ws_model *m, void (*visit)(void *arg, struct ws_versio
         ws_version_put(versions[i]);
     }
     free(versions);
-}
-
-json_t *ws_model_deltas(struct ws_model *m, uint64_t version, const char *run)
-{
-    pthread_mutex_lock(&m->store->lock);
-    const struct ws_version_id target = ws_version_id_make(version, run ? run : m->lineage);
-    json_t *out = ws_delta_set_chain_json(&m->deltas, &target);
-    pthread_mutex_unlock(&m->store->lock);
-    return out;
-}
-
-struct ws_delta *ws_model_delta(struct ws_model *m, uint64_t version, const char *run,
-                                const struct ws_version_id *base)
-{
-    pthread_mutex_lock(&m->store->lock);
-    const struct ws_version_id target = ws_version_id_make(version, run ? run : m->lineage);
-    const struct ws_version_id from =
-        ws_version_id_make(base->version, base->lineage[0] ? base->lineage : target.lineage);
-    struct ws_delta *d = ws_delta_set_find(&m->deltas, &from, &target);
-    if (d)
-        ws_delta_get(d);
-    pthread_mutex_unlock(&m->store->lock);
-    return d;
 }
 
 void ws_model_pulls(struct ws_model *m, struct ws_histogram *out)

@@ -27,20 +27,11 @@ bool ws_version_is_protected(const struct ws_version *v);
 void ws_model_reconcile(struct ws_model *m, struct ws_store_events *ev);
 /* Bytes of its largest version; 0: none is known. */
 uint64_t ws_model_largest(const struct ws_model *m);
-/* How much memory its deltas may take; of a part: its share of what the model's may. */
-uint64_t ws_model_delta_room(const struct ws_model *m);
 /* Only the first part: which lineage is live. */
 void ws_model_resolve_lineage(struct ws_model *m);
 /* Takes hidden models of parts that are gone (ws_model_is_gone) out of the store. */
 void ws_model_forget_parts(struct ws_store *s, struct ws_store_events *ev);
 /* ws_model_reconcile for callers without store->lock; notifies the listeners. */
 void ws_model_tidy(struct ws_model *m);
-
-/* Without store->lock. The deltas held here that lead to a version (delta/listing.h), a new reference; and
- * one of them, counted. NULL: none, or no memory. lineage NULL: the live one; an empty one of base: the
- * version's. */
-json_t *ws_model_deltas(struct ws_model *m, uint64_t version, const char *lineage);
-struct ws_delta *ws_model_delta(struct ws_model *m, uint64_t version, const char *lineage,
-                                const struct ws_version_id *base);
 
 #endif

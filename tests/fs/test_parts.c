@@ -2,6 +2,7 @@
  *
  * timeout: 300, takes: 20
  * beside others */
+#include "fs/store/delta_cache.h"
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
 #include "fs/store/part_view.h"

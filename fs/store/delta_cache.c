@@ -1,0 +1,57 @@
+#include "fs/store/delta_cache.h"
+#include "fs/store/model.h"
+
+#define SPARE 4 /* old deltas that are kept for mounts that pull from this one */
+
+uint64_t ws_model_delta_room(const struct ws_model *m)
+{
+    const uint64_t given = m->store->options.delta_cache_bytes;
+    const unsigned n = m->part_count ? m->part_count : 1; /* the parts of a model share its room */
+    const struct ws_model *whole = m->part_count == 1 ? ws_model_lookup(m->store, m->base) : NULL;
+    const uint64_t largest = ws_model_largest(whole ? whole : m); /* of what is needed */
+
+    if (given != WS_DELTA_CACHE_GROWS)
+        return given / n;
+    return largest / 8 > WS_DELTA_CACHE_LEAST / n ? largest / 8 : WS_DELTA_CACHE_LEAST / n;
+}
+
+void ws_model_trim_deltas(struct ws_model *m)
+{
+    /* A mount with one copy serves no others. */
+    const struct ws_store *s = m->store;
+    const size_t spare = s->options.copies == WS_COPIES_ONE || s->keeps_one_copy ? 0 : SPARE;
+    uint64_t oldest = UINT64_MAX;
+
+    for (const struct ws_version *v = m->versions; v; v = v->next)
+        if ((v->own_bytes || v->pull) && v->number < oldest)
+            oldest = v->number;
+    while (m->deltas.n > spare && ws_delta_link(m->deltas.list[m->deltas.n - 1])->target.version <= oldest)
+        ws_delta_set_drop_oldest(&m->deltas);
+    while (m->deltas.n > 0 && ws_delta_set_bytes(&m->deltas) > ws_model_delta_room(m))
+        ws_delta_set_drop_oldest(&m->deltas);
+}
+
+json_t *ws_model_deltas(struct ws_model *m, uint64_t version, const char *run)
+{
+    pthread_mutex_lock(&m->store->lock);
+    const struct ws_version_id target = ws_version_id_make(version, run ? run : m->lineage);
+    json_t *out = ws_delta_set_chain_json(&m->deltas, &target);
+    pthread_mutex_unlock(&m->store->lock);
+    return out;
+}
+
+struct ws_delta *ws_model_delta(struct ws_model *m, uint64_t version, const char *run,
+                                const struct ws_version_id *base, unsigned level)
+{
+    pthread_mutex_lock(&m->store->lock);
+    const struct ws_version_id target = ws_version_id_make(version, run ? run : m->lineage);
+    const struct ws_version_id from =
+        ws_version_id_make(base->version, base->lineage[0] ? base->lineage : target.lineage);
+    struct ws_delta *d = ws_delta_set_find(&m->deltas, &from, &target);
+    if (d)
+        ws_delta_get(d);
+    if (level > m->delta_level)
+        m->delta_level = level;
+    pthread_mutex_unlock(&m->store->lock);
+    return d;
+}
