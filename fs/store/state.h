@@ -17,6 +17,7 @@
 #include "transports/delta/set.h"
 #include "transports/memory/pool.h"
 #include <pthread.h>
+#include <sys/queue.h>
 #include <time.h>
 
 #define WS_ID_BUCKETS    1024
@@ -222,6 +223,7 @@ struct ws_store {
     bool keeps_one_copy;    /* of each model: copies=auto has found that two do not fit (one_copy.h) */
     uint64_t pulls_ok, pulls_failed;
     unsigned n_pulls;
+    LIST_HEAD(ws_comparisons, ws_comparison) comparisons;
     /* waiters.c */
     pthread_t deadline_thread;
     pthread_cond_t deadline_changed;

@@ -1,5 +1,6 @@
 /* The store itself: its options, its threads and their end, sources that are added and removed, figures. */
 #include "fs/store/cache_budget.h"
+#include "fs/store/comparison.h"
 #include "fs/store/derived.h"
 #include "fs/store/events.h"
 #include "fs/store/learned.h"
@@ -237,6 +238,7 @@ void ws_store_stop(struct ws_store *s)
     atomic_store(&s->n_listeners, 0);
     atomic_store(&s->stop, true);
     n = unlist_pollers(s, NULL, pollers, &events);
+    ws_comparisons_stop(s, NULL);
     stop_pulls(s);
     while (s->models)
         ws_model_unlist(s->models, &events);

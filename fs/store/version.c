@@ -6,6 +6,7 @@
  *       \____ any state but ACTIVE -> DROPPING (no name any more)
  */
 #include "fs/store/version.h"
+#include "fs/store/comparison.h"
 #include "fs/store/content.h"
 #include "fs/store/growing.h"
 #include "fs/store/model.h"
@@ -118,6 +119,7 @@ static void remove_name(struct ws_version *v, struct ws_store_events *ev)
     struct ws_model *m = v->model;
 
     take_out(v);
+    ws_comparisons_stop(v->store, v);
     v->store->waiting_bytes += v->own_bytes;
     v->state = WS_DROPPING;
     ws_store_events_add(ev, WS_VERSION_GONE, m, v);
