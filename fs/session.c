@@ -231,6 +231,7 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
              fs->options.mountpoint);
     o.source.mount_id = mount_id;
     o.own_memory = fs->reads == WS_READS_LINK;
+    o.serves = fs->options.serve.listen;
     o.trust = fs->options.trust.n ? &fs->options.trust : NULL;
     int rc = ws_store_new(&fs->store, &ws_puller, &o, err);
     if (rc < 0)

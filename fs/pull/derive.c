@@ -85,7 +85,8 @@ static int pull_source(struct ws_source_select *sel, struct ws_version *w, const
 /* --- the view --- */
 
 /* The version has both from now on. A manifest that a source gave before has to be this one. */
-static int show(struct ws_version *v, struct ws_manifest *m, struct ws_region **regions, struct ws_error *err)
+static int show(struct ws_version *v, struct ws_manifest *m, struct ws_region **regions,
+                const struct ws_derived_delta *delta, struct ws_error *err)
 {
     const size_t n = m->n_files;
     char digest[sizeof(m->digest)];
@@ -111,13 +112,18 @@ static int show(struct ws_version *v, struct ws_manifest *m, struct ws_region **
         atomic_store(&v->files[i].region, regions[i]);
         ws_content_arrived_all(v, i);
     }
+    if (rc == 0) { /* who sees the manifest sees which delta leads to it */
+        ws_derived_delta_list(delta);
+        atomic_store(&v->way_chosen, true);
+    }
     pthread_mutex_unlock(&v->store->lock);
     if (rc == 0)
         ws_waiters_wake(v);
     return rc;
 }
 
-static int make(struct ws_source_select *sel, struct ws_version *w, struct ws_error *err)
+static int make(struct ws_source_select *sel, struct ws_version *w, struct ws_derived_delta **delta,
+                struct ws_error *err)
 {
     struct ws_version *v = sel->version;
     struct ws_derived_files *f = NULL;
@@ -133,8 +139,10 @@ static int make(struct ws_source_select *sel, struct ws_version *w, struct ws_er
     }
     if (rc == 0)
         rc = ws_derived_files_make(f, regions, &sel->stop, &sel->progress_ns, err);
-    if (rc == 0)
-        rc = show(v, ws_derived_files_take_manifest(f), regions, err);
+    if (rc == 0) {
+        *delta = ws_derived_delta_new(v, ws_derived_files_manifest(f));
+        rc = show(v, ws_derived_files_take_manifest(f), regions, *delta, err);
+    }
     if (rc < 0 && regions)
         ws_version_memory_return(v, regions, n);
     free(regions);
@@ -143,12 +151,13 @@ static int make(struct ws_source_select *sel, struct ws_version *w, struct ws_er
 }
 
 int ws_pull_derive(struct ws_source_select *sel, const atomic_int *priority, char how[WS_HOW_CHARS],
-                   struct ws_error *err)
+                   struct ws_derived_delta **delta, struct ws_error *err)
 {
     struct ws_version *v = sel->version, *w = get_source(v, err);
     uint64_t began_ns;
     int rc;
 
+    *delta = NULL;
     if (!w)
         return -ESTALE;
     rc = pull_source(sel, w, priority, err);
@@ -156,7 +165,7 @@ int ws_pull_derive(struct ws_source_select *sel, const atomic_int *priority, cha
              w->model->name, w->number);
     began_ns = ws_clock_ns();
     if (rc == 0)
-        rc = make(sel, w, err);
+        rc = make(sel, w, delta, err);
     if (rc == 0)
         snprintf(how, WS_HOW_CHARS, "made of %.60s/%lu by %s in %.2f s", w->model->name, w->number,
                  v->model->derived->recipe->name, (double)(ws_clock_ns() - began_ns) / 1e9);

@@ -10,12 +10,13 @@
  * back, and the new one, of which no deltas exist. */
 #ifndef WS_FS_PULL_DERIVE_H
 #define WS_FS_PULL_DERIVE_H
+#include "fs/pull/derived_delta.h"
 #include "fs/pull/source_select.h"
 
 /* 0: the version's manifest and bytes are here. -ESTALE: what it is made of is gone; that one's error; what
- * derived_files.h and cache_budget.h say; -EBADMSG: also where a source lists it with another digest. Called by a pull's thread,
- * without any lock. */
+ * derived_files.h and cache_budget.h say; -EBADMSG: also where a source lists it with another digest. *delta: the
+ * caller's, also on failure; NULL: there is none. Called by a pull's thread, without any lock. */
 WS_MUST_USE int ws_pull_derive(struct ws_source_select *sel, const atomic_int *priority,
-                               char how[WS_HOW_CHARS], struct ws_error *err);
+                               char how[WS_HOW_CHARS], struct ws_derived_delta **delta, struct ws_error *err);
 
 #endif

@@ -44,8 +44,10 @@ struct ws_pull {
     struct ws_version *version; /* counted */
     struct ws_source_select selection;
     atomic_int priority;
-    enum ws_goal goal;  /* guarded by store->lock; only rises */
-    unsigned n_changes; /* of the way; the pull's thread's */
+    enum ws_goal goal; /* guarded by store->lock; only rises */
+    /* the pull's thread's */
+    unsigned n_changes;             /* of the way */
+    struct ws_derived_delta *delta; /* to be made of the version; NULL: none */
 };
 
 /* --- as far as the goal; without any lock --- */
@@ -168,13 +170,18 @@ static int derive(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *er
     int rc;
 
     enter(p, WS_PULLING);
-    rc = ws_pull_derive(&p->selection, &p->priority, how, err);
+    rc = ws_pull_derive(&p->selection, &p->priority, how, &p->delta, err);
     if (rc == 0)
         rc = check_agreement(p->version, err);
-    if (rc < 0)
-        return rc;
-    enter(p, WS_VERIFYING);
-    return ws_content_check_headers(p->version, err);
+    if (rc == 0) {
+        enter(p, WS_VERIFYING);
+        rc = ws_content_check_headers(p->version, err);
+    }
+    if (rc < 0) {
+        ws_derived_delta_give_up(p->delta);
+        p->delta = NULL;
+    }
+    return rc;
 }
 
 /* The sources that had made it have it no more, or are away. It is made here then; where some of it has come, the name
@@ -345,6 +352,7 @@ static void *pull_main(void *arg)
     ws_outcome_log(v, goal, rc, how, &err);
     if (rc == 0 && goal == WS_GOAL_ALL)
         ws_fill_prepare_next(v);
+    ws_derived_delta_make(p->delta);
     ws_source_select_release(&p->selection);
     free(p);
     pthread_mutex_lock(&s->lock);

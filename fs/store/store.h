@@ -56,6 +56,7 @@ struct ws_store_options {
     uint64_t delta_cache_bytes;   /* for the deltas of each model; 0: versions are always pulled whole; or
                                         WS_DELTA_CACHE_GROWS */
     const struct ws_trust *trust; /* versions must be signed by one of these keys; NULL: need not; copied */
+    bool serves;                  /* other mounts can pull from this one */
     bool ucx;                     /* bytes of files come by UCX from http sources that offer it */
     bool own_memory;              /* copy, never map the source's memory (link mode) */
     bool verify_imported;         /* hash mapped memory before the version is READY */

@@ -1,0 +1,202 @@
+/* The delta of a view that was made here: when one is made, and that versions which go meanwhile end it. Which bytes it has
+ * tests/mount/test_derived.py sees; here versions are pulled, since a delta does not know how its versions came. */
+#include "fs/pull/derived_delta.h"
+#include "fs/store/comparison.h"
+#include "fs/store/delta_cache.h"
+#include "tests/fs/opened_store.h"
+
+#define FILE_BYTES (9 * MIB) /* three blocks, all of them others in each version */
+
+static struct ws_store_options options; /* each test's own */
+
+static int setup(void **state)
+{
+    setup_shelf(state);
+    for (uint64_t v = 1; v <= 2; v++)
+        shelf_publish(shelf, "actor", v, "r", FILE_BYTES);
+    options = (struct ws_store_options){.cache_bytes = 1UL << 30,
+                                        .deadline_ms = 2000,
+                                        .threads = 1,
+                                        .serves = true,
+                                        .delta_cache_bytes = WS_DELTA_CACHE_GROWS};
+    return 0;
+}
+
+static void open_store(void)
+{
+    store = store_with(&options);
+    add_source(store, shelf_tcp_start(shelf), NULL);
+}
+
+static struct ws_derived_delta *delta_to(struct ws_version *v)
+{
+    struct ws_derived_delta *d = ws_derived_delta_new(v, ws_version_manifest(v, NULL));
+
+    pthread_mutex_lock(&store->lock);
+    ws_derived_delta_list(d);
+    pthread_mutex_unlock(&store->lock);
+    return d;
+}
+
+/* The one from 1 to 2 that is listed: is there one, and what is known of it. */
+static bool find_delta(struct ws_delta_stats *out)
+{
+    struct ws_model *m = ws_store_find(store, "actor");
+    const struct ws_version_id base = ws_version_id_make(1, "r");
+    struct ws_delta *d = ws_model_delta(m, 2, "r", &base, 0);
+    const bool found = d;
+
+    if (d)
+        ws_delta_stats(d, out);
+    ws_delta_put(d);
+    ws_model_put(m);
+    return found;
+}
+
+static void drop(struct ws_version *v)
+{
+    struct ws_error err = {0};
+
+    assert_ok(ws_version_drop(v, &err), &err);
+}
+
+static void it_grows_from_when_it_is_listed(void **state)
+{
+    struct ws_delta_stats stats;
+    (void)state;
+    open_store();
+    struct ws_version *old = pulled(store, "actor", "1"), *v = pulled(store, "actor", "2");
+    struct ws_derived_delta *d = ws_derived_delta_new(v, ws_version_manifest(v, NULL));
+    assert_non_null(d);
+    assert_false(find_delta(&stats));
+    ws_derived_delta_give_up(d);
+    d = delta_to(v);
+    assert_true(find_delta(&stats));
+    assert_int_equal(stats.state, WS_DELTA_GROWING);
+    ws_derived_delta_make(d);
+    assert_true(find_delta(&stats));
+    assert_int_equal(stats.state, WS_DELTA_GIVEN_UP); /* it has all blocks: more than half of the version */
+    assert_true(stats.n_records > 0);
+    d = delta_to(v);
+    ws_derived_delta_give_up(d); /* of a version that failed in the end: nobody is to wait for it */
+    assert_false(find_delta(&stats));
+    ws_version_put(old);
+    ws_version_put(v);
+}
+
+/* Nothing is compared any more, and the memory of what went comes back. */
+static void goes_meanwhile(const char *name)
+{
+    struct ws_delta_stats stats;
+    open_store();
+    struct ws_version *old = pulled(store, "actor", "1"), *v = pulled(store, "actor", "2");
+    struct ws_derived_delta *d = delta_to(v), *again = delta_to(v);
+    const uint64_t both = stats_of(store).used_bytes;
+    drop(name[0] == '1' ? old : v);
+    ws_version_put(old);
+    nap();
+    assert_int_equal(stats_of(store).used_bytes, both); /* it is held */
+    ws_derived_delta_make(d);
+    ws_derived_delta_make(again);
+    assert_true(find_delta(&stats));
+    assert_int_equal(stats.state, WS_DELTA_GIVEN_UP);
+    assert_int_equal(stats.n_records, 0);
+    ws_version_put(v);
+    wait_until(stats_of(store).used_bytes == both / 2);
+}
+
+static void a_base_that_is_dropped_ends_it(void **state)
+{
+    (void)state;
+    goes_meanwhile("1");
+}
+
+static void a_target_that_is_dropped_ends_it(void **state)
+{
+    (void)state;
+    goes_meanwhile("2");
+}
+
+static void a_store_that_stops_ends_it(void **state)
+{
+    (void)state;
+    open_store();
+    struct ws_version *old = pulled(store, "actor", "1"), *v = pulled(store, "actor", "2");
+    struct ws_derived_delta *d = delta_to(v);
+    ws_version_put(old);
+    ws_version_put(v);
+    ws_store_stop(store);
+    ws_derived_delta_make(d); /* as a pull's thread does that is late; teardown finds what it would leave */
+}
+
+/* No delta is made. The caller sets what is in the way. */
+static void has_none(struct ws_version *old, const char *target)
+{
+    struct ws_version *v = pulled(store, "actor", target);
+    assert_null(delta_to(v));
+    if (old)
+        ws_version_put(old);
+    ws_version_put(v);
+}
+
+static void there_is_none_where_no_mount_can_fetch_it(void **state)
+{
+    (void)state;
+    options.serves = false;
+    open_store();
+    has_none(pulled(store, "actor", "1"), "2");
+}
+
+static void there_is_none_without_a_cache_for_deltas(void **state)
+{
+    (void)state;
+    options.delta_cache_bytes = 0;
+    open_store();
+    has_none(pulled(store, "actor", "1"), "2");
+}
+
+static void there_is_none_without_a_version_before(void **state)
+{
+    (void)state;
+    open_store();
+    has_none(NULL, "2");
+}
+
+static void there_is_none_from_another_lineage(void **state)
+{
+    (void)state;
+    open_store();
+    struct ws_version *old = pulled(store, "actor", "1");
+    shelf_publish(shelf, "actor", 2, "resumed", FILE_BYTES);
+    wait_until(has_version(store, "actor", "1@r"));
+    has_none(old, "2");
+}
+
+static void there_is_none_from_other_files(void **state)
+{
+    (void)state;
+    open_store();
+    struct ws_version *old = pulled(store, "actor", "1");
+    shelf_publish_shards(shelf, "actor", 3, "r", 2, FILE_BYTES);
+    has_none(old, "3");
+}
+
+#define DELTA_TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown_store)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        DELTA_TEST(it_grows_from_when_it_is_listed),
+        DELTA_TEST(a_base_that_is_dropped_ends_it),
+        DELTA_TEST(a_target_that_is_dropped_ends_it),
+        DELTA_TEST(a_store_that_stops_ends_it),
+        DELTA_TEST(there_is_none_where_no_mount_can_fetch_it),
+        DELTA_TEST(there_is_none_without_a_cache_for_deltas),
+        DELTA_TEST(there_is_none_without_a_version_before),
+        DELTA_TEST(there_is_none_from_another_lineage),
+        DELTA_TEST(there_is_none_from_other_files),
+    };
+
+    cmocka_set_message_output(CM_OUTPUT_TAP);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
