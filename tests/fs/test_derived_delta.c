@@ -38,12 +38,13 @@ static struct ws_derived_delta *delta_to(struct ws_version *v)
     return d;
 }
 
-/* The one from 1 to 2 that is listed: is there one, and what is known of it. */
-static bool find_delta(struct ws_delta_stats *out)
+/* The one from base to the next version that is listed: is there one, and what is known of it. A mount that asks for it says
+ * with which level the next one should be compressed for it. */
+static bool ask_for_delta(uint64_t base, unsigned level, struct ws_delta_stats *out)
 {
     struct ws_model *m = ws_store_find(store, "actor");
-    const struct ws_version_id base = ws_version_id_make(1, "r");
-    struct ws_delta *d = ws_model_delta(m, 2, "r", &base, 0);
+    const struct ws_version_id from = ws_version_id_make(base, "r");
+    struct ws_delta *d = ws_model_delta(m, base + 1, "r", &from, level);
     const bool found = d;
 
     if (d)
@@ -51,6 +52,11 @@ static bool find_delta(struct ws_delta_stats *out)
     ws_delta_put(d);
     ws_model_put(m);
     return found;
+}
+
+static bool find_delta(struct ws_delta_stats *out)
+{
+    return ask_for_delta(1, 0, out);
 }
 
 static void drop(struct ws_version *v)
@@ -129,6 +135,42 @@ static void a_store_that_stops_ends_it(void **state)
     ws_derived_delta_make(d); /* as a pull's thread does that is late; teardown finds what it would leave */
 }
 
+/* Every 64th byte is the version's number. */
+static void publish_like(uint64_t version)
+{
+    static unsigned char bytes[MIB];
+    const struct shelf_file file = {.name = "data.bin", .bytes = bytes, .n_bytes = MIB, .size_bytes = MIB};
+
+    for (size_t i = 0; i < MIB; i += 64)
+        bytes[i] = (unsigned char)version;
+    shelf_publish_files(shelf, "actor", version, "r", &file, 1);
+}
+
+static void the_next_one_is_compressed_as_a_mount_asks(void **state)
+{
+    struct ws_delta_stats stats[3];
+    struct ws_version *versions[4];
+    (void)state;
+    for (uint64_t v = 3; v <= 6; v++)
+        publish_like(v);
+    open_store();
+    for (unsigned i = 0; i < 4; i++) {
+        const char *const names[] = {"3", "4", "5", "6"};
+        versions[i] = pulled(store, "actor", names[i]);
+        struct ws_derived_delta *d = delta_to(versions[i]);
+        assert_int_equal(d != NULL, i > 0); /* from the version before: the first has none with its files */
+        ws_derived_delta_make(d);
+        if (i > 0)
+            assert_true(ask_for_delta(i + 2, i == 1 ? 3 : 0, &stats[i - 1]));
+    }
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(stats[i].state, WS_DELTA_WHOLE);
+    assert_true(stats[1].bytes < stats[0].bytes / 2);
+    assert_int_equal(stats[2].bytes, stats[0].bytes); /* nobody asked again */
+    for (unsigned i = 0; i < 4; i++)
+        ws_version_put(versions[i]);
+}
+
 /* No delta is made. The caller sets what is in the way. */
 static void has_none(struct ws_version *old, const char *target)
 {
@@ -190,6 +232,7 @@ int main(void)
         DELTA_TEST(a_base_that_is_dropped_ends_it),
         DELTA_TEST(a_target_that_is_dropped_ends_it),
         DELTA_TEST(a_store_that_stops_ends_it),
+        DELTA_TEST(the_next_one_is_compressed_as_a_mount_asks),
         DELTA_TEST(there_is_none_where_no_mount_can_fetch_it),
         DELTA_TEST(there_is_none_without_a_cache_for_deltas),
         DELTA_TEST(there_is_none_without_a_version_before),
