@@ -1,12 +1,9 @@
-# sanitizers: address thread
-# timeout: 600, takes: 100
+# sanitizers: thread
+# timeout: 600, takes: 90
 """Quantised views that mounts make: a model MODEL@RECIPE beside MODEL, made of a version when it is asked for. What one is to be, `wsync derive` says."""
 import json
 import os
-import random
-import re
 import signal
-import struct
 import subprocess
 import threading
 import time
@@ -14,129 +11,12 @@ import time
 import pytest
 
 from adapters import lora
+from derived import *
 from proxy import Slow
-from relay import Relay
 from span import Span
 from world import *
 
-VIEW, CHANNEL = "actor@fp8-block128", "actor@fp8-channel"
-LAYERS, HIDDEN = 2, 256
 NAN, INFINITE = b"\xc0\x7f", b"\x80\x7f"
-
-
-def finite(n, seed):
-    """Elements of bf16, none of them NaN or infinite."""
-    raw = bytearray(random.Random(seed).randbytes(2 * n))
-    raw[1::2] = raw[1::2].translate(bytes(b & 0xBF for b in range(256)))
-    return bytes(raw)
-
-
-def shapes(layers=LAYERS, hidden=HIDDEN):
-    yield "model.embed_tokens.weight", [300, hidden]
-    for i in range(layers):
-        for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"):
-            yield f"model.layers.{i}.{name}.weight", [hidden, hidden]
-        for name in ("mlp.gate_proj", "mlp.up_proj"):
-            yield f"model.layers.{i}.{name}.weight", [2 * hidden, hidden]
-        yield f"model.layers.{i}.mlp.down_proj.weight", [hidden, 2 * hidden]
-        yield f"model.layers.{i}.input_layernorm.weight", [hidden]
-
-
-def llama(seed=0, files=1, family="llama", bad=None, dtypes=(), folder=None, **size):
-    """A checkpoint with so many safetensors files. bad: {tensor: bytes at its begin}; dtypes: {tensor: dtype}, of 2 bytes."""
-    folder = folder or unique("llama")
-    os.makedirs(folder)
-    groups = [[] for _ in range(files)]
-    for i, (name, shape) in enumerate(shapes(**size)):
-        groups[i % files].append((name, shape))
-    names = [f"model-{i + 1:05}-of-{files:05}.safetensors" if files > 1 else "model.safetensors" for i in range(files)]
-    for file, group in zip(names, groups):
-        header, data = {"__metadata__": {"format": "pt"}}, b""
-        for name, shape in group:
-            raw = finite(shape[0] * (shape[1] if len(shape) > 1 else 1), f"{seed} {name}")
-            if bad and name in bad:
-                raw = bad[name] + raw[len(bad[name]):]
-            header[name] = {"dtype": dict(dtypes).get(name, "BF16"), "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-            data += raw
-        write_safetensors(os.path.join(folder, file), header, data)
-    if files > 1:
-        with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
-            json.dump({"metadata": {}, "weight_map": {name: file for file, group in zip(names, groups) for name, _ in group}}, f)
-    with open(os.path.join(folder, "config.json"), "w") as f:
-        json.dump({"model_type": family, "seed": seed}, f)
-    with open(os.path.join(folder, "tokenizer.json"), "w") as f:
-        f.write(f"{{\"seed\": \"{seed}\"}}")
-    return folder
-
-
-def stepped(folder, seed, share=0.01):
-    """A checkpoint like that one, with some elements changed, none of them to NaN."""
-    out = unique("step")
-    os.makedirs(out)
-    r = random.Random(seed)
-    for name in os.listdir(folder):
-        with open(os.path.join(folder, name), "rb") as f:
-            raw = bytearray(f.read())
-        if name.endswith(".safetensors"):
-            begin = 8 + struct.unpack("<Q", raw[:8])[0]
-            for i in r.sample(range((len(raw) - begin) // 2), int((len(raw) - begin) // 2 * share)):
-                raw[begin + 2 * i] ^= 1 + r.randrange(255)
-        with open(os.path.join(out, name), "wb") as f:
-            f.write(raw)
-    return out
-
-
-def split(raw):
-    """(header, data) of a safetensors file."""
-    n = struct.unpack("<Q", raw[:8])[0]
-    return json.loads(raw[8 : 8 + n]), raw[8 + n :]
-
-
-def expected(folder, recipe="fp8-block128", *args):
-    """{file: bytes} as the command makes them."""
-    out = unique("derived")
-    wsync("derive", "--quiet", "--recipe", recipe, *args, folder, out)
-    files = {}
-    for name in os.listdir(out):
-        with open(os.path.join(out, name), "rb") as f:
-            files[name] = f.read()
-    return files
-
-
-def read_all(mount, model, version):
-    return {name: mount.read(model, version, name) for name in os.listdir(mount.file(model, version)) if name not in (".wsync", "tensors")}
-
-
-def check(mount, version, folder, view=VIEW, *args):
-    """What the mount shows is what the command makes, but for what each calls the source."""
-    want, have = expected(folder, view.split("@")[1], *args), read_all(mount, view, version)
-    assert sorted(want) == sorted(have)
-    for name, raw in want.items():
-        if not name.endswith(".safetensors"):
-            assert have[name] == raw, name
-            continue
-        (a, data_a), (b, data_b) = split(raw), split(have[name])
-        a["__metadata__"].pop("wsync.source")
-        source = b["__metadata__"].pop("wsync.source")
-        assert a == b and data_a == data_b, name
-    return source
-
-
-def digest(mount, model, version):
-    return json.loads(mount.read(model, version, ".wsync/manifest.json"))["digest"]
-
-
-def said_of(mount, version, model=VIEW):
-    return mount.status(model)[f"version.{version}"]
-
-
-def wait_view(mount, version, model=VIEW):
-    wait_for(lambda: os.path.exists(mount.file(model)) and str(version) in os.listdir(mount.file(model)), f"{model}/{version}")
-
-
-def pull(mount, version=1, model=VIEW):
-    wait_view(mount, version, model)
-    mount.write(f"pull {version}", model, "ctl")
 
 
 def size_of(folder):
@@ -145,10 +25,6 @@ def size_of(folder):
 
 def here(mount, model, version=1):
     return sum(map(len, read_all(mount, model, version).values()))
-
-
-def used(mount):
-    return int(mount.status()["used_bytes"])
 
 
 def times_made(mount, version=1):
@@ -285,144 +161,6 @@ def test_a_serving_mount_makes_it_for_its_leaves(agent):
     pull(other, 2)
     assert 'how="made of actor/2' in said_of(other, 2), said_of(other, 2)
     assert said_of(rack, 2).startswith("known ")
-
-
-def rack_of(agent, options="", **size):
-    """(a serving mount that makes the view and has version 1, the trainer's checkpoint)"""
-    folder = llama(files=2, **size)
-    agent.publish("actor", 1, folder, "--run", "a")
-    rack = Relay(agent.url, f"derive={VIEW}{options}")
-    pull(rack, 1)
-    return rack, folder
-
-
-def way_of(mount, version):
-    return re.search(r' how="([^"]*)"', said_of(mount, version)).group(1)
-
-
-def lists(rack, version):
-    """The deltas to it: [(base, state)]."""
-    return [(d["base"], d["state"]) for d in rack.get(f"/v1/{VIEW}/{version}/deltas")["deltas"]]
-
-
-def said_of_deltas(mount):
-    """Each delta that it made or gave up: (what, base, version)."""
-    return [(what, int(a), int(b)) for what, a, b in re.findall(rf"store (delta made|no delta) model={VIEW} base=(\d+) version=(\d+) ", mount.text())]
-
-
-def test_the_next_version_comes_by_a_delta_below_the_mount_that_makes_it(agent):
-    rack, folder = rack_of(agent)
-    middle = Relay(rack.url, DELTAS)
-    leaf = Mount(middle.url, DELTAS)
-    pull(leaf)
-    for version in (2, 3):
-        folder = stepped(folder, version, 0.001)
-        agent.publish("actor", version, folder, "--run", "a")
-        pull(middle, version)  # which passes a version on once it has a digest
-        pull(leaf, version)
-        for mount in (leaf, middle):
-            assert way_of(mount, version).startswith("tcp delta from 1" if version == 2 else ("tcp delta from 2", "tcp chain of 2 from 1")), said_of(mount, version)
-            check(mount, version, folder)
-            assert digest(mount, VIEW, version) == digest(rack, VIEW, version)
-    wait_for(lambda: len(said_of_deltas(rack)) == 2, "the deltas")
-    assert said_of_deltas(rack) == [("delta made", 1, 2), ("delta made", 2, 3)]
-    assert lists(rack, 3) == [(2, "whole"), (1, "whole")]
-    # what is dropped and made once more has its delta already
-    rack.write("drop 3", VIEW, "ctl")
-    rack.write("pull 3", VIEW, "ctl")
-    assert lists(rack, 3) == [(2, "whole"), (1, "whole")]
-    late = Mount(rack.url, DELTAS)
-    pull(late, 3)
-    check(late, 3, folder)
-
-
-def test_a_version_that_another_lineage_is_before_has_no_delta(agent):
-    rack, folder = rack_of(agent)
-    leaf = Mount(rack.url, DELTAS)
-    pull(leaf)
-    again = stepped(folder, 2, 0.001)
-    agent.publish("actor", 2, again, "--run", "b", "--new-run")
-    pull(leaf, 2)
-    assert way_of(leaf, 2).startswith("tcp full"), said_of(leaf, 2)
-    check(leaf, 2, again)
-    assert lists(rack, 2) == []
-    newer = stepped(again, 3, 0.001)
-    agent.publish("actor", 3, newer, "--run", "b")
-    pull(leaf, 3)
-    assert way_of(leaf, 3).startswith("tcp delta from 2"), said_of(leaf, 3)
-    check(leaf, 3, newer)
-    wait_for(lambda: said_of_deltas(rack), "the delta")
-    assert said_of_deltas(rack) == [("delta made", 2, 3)]
-
-
-@pytest.mark.parametrize("options, serves", [("delta-cache=0", True), ("keep=2", False)])
-def test_no_delta_is_made_where_none_is_kept_or_nobody_can_fetch_it(agent, options, serves):
-    folder = llama(files=2)
-    agent.publish("actor", 1, folder)
-    rack = (Relay if serves else Mount)(agent.url, f"derive={VIEW},{options}")
-    pull(rack)
-    newer = stepped(folder, 2, 0.001)
-    agent.publish("actor", 2, newer)
-    pull(rack, 2)
-    if serves:
-        leaf = Mount(rack.url, DELTAS)
-        pull(leaf, 1)
-        pull(leaf, 2)
-        assert way_of(leaf, 2).startswith("tcp full"), said_of(leaf, 2)
-        check(leaf, 2, newer)
-        assert lists(rack, 2) == []
-    rack.end()  # which waits for what was begun
-    assert said_of_deltas(rack) == []
-
-
-@pytest.mark.parametrize("options, share", [("", 0.9), ("delta-cache=1K", 0.001)])
-def test_a_delta_that_is_too_large_is_given_up(agent, options, share):
-    rack, folder = rack_of(agent, options and "," + options)
-    leaf = Mount(rack.url, DELTAS)
-    pull(leaf)
-    newer = llama(seed=2, files=2) if share > 0.5 else stepped(folder, 2, share)
-    agent.publish("actor", 2, newer, "--run", "a")
-    pull(leaf, 2)
-    check(leaf, 2, newer)
-    wait_for(lambda: said_of_deltas(rack), "what becomes of the delta")
-    assert said_of_deltas(rack) == [("no delta", 1, 2)]
-    wait_for(lambda: not options or lists(rack, 2) == [], "the room that it took")
-
-
-@pytest.mark.parametrize("dropped", [(1,), (2,), (2, 1)])
-def test_versions_that_are_dropped_while_they_are_compared(agent, dropped):
-    """The base, the target, both: where they are dropped in time, the delta is given up. Nothing is lost in either case."""
-    rack, folder = rack_of(agent, ",threads=1", hidden=1024)
-    leaf = Mount(rack.url, DELTAS)
-    pull(leaf)
-    newer = stepped(folder, 2, 0.01)
-    agent.publish("actor", 2, newer, "--run", "a")
-    pull(rack, 2)
-    for version in dropped:
-        rack.write(f"drop {version}", VIEW, "ctl")
-    pull(leaf, 2)
-    check(leaf, 2, newer)
-    wait_for(lambda: said_of_deltas(rack), "what becomes of the delta")
-    for version in (1, 2):
-        for model in (VIEW, "actor"):
-            if said_of(rack, version, model).startswith("ready "):
-                rack.write(f"drop {version}", model, "ctl")
-    wait_for(lambda: used(rack) == 0, "the memory of all versions")
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_daemon_that_ends_while_it_compares(agent, how):
-    rack, folder = rack_of(agent, ",threads=1", hidden=1024)
-    leaf = Mount(f"{rack.url},{agent.url}", f"derive={VIEW},{DELTAS}")
-    pull(leaf)
-    newer = stepped(folder, 2, 0.01)
-    agent.publish("actor", 2, newer, "--run", "a")
-    pull(rack, 2)
-    rack.process.send_signal(how)
-    rack.process.wait(10 * SLOW)
-    rack.end()
-    pull(leaf, 2)
-    check(leaf, 2, newer)
 
 
 def test_a_leaf_waits_for_a_view_as_long_as_it_moves(agent):
