@@ -125,14 +125,23 @@ static void a_target_that_is_dropped_ends_it(void **state)
 
 static void a_store_that_stops_ends_it(void **state)
 {
+    struct ws_delta_stats stats;
     (void)state;
     open_store();
     struct ws_version *old = pulled(store, "actor", "1"), *v = pulled(store, "actor", "2");
     struct ws_derived_delta *d = delta_to(v);
+    struct ws_model *m = ws_store_find(store, "actor");
+    const struct ws_version_id base = ws_version_id_make(1, "r");
+    struct ws_delta *listed = ws_model_delta(m, 2, "r", &base, 0);
     ws_version_put(old);
     ws_version_put(v);
+    ws_model_put(m);
     ws_store_stop(store);
     ws_derived_delta_make(d); /* as a pull's thread does that is late; teardown finds what it would leave */
+    ws_delta_stats(listed, &stats);
+    assert_int_equal(stats.state, WS_DELTA_GIVEN_UP);
+    assert_int_equal(stats.n_records, 0);
+    ws_delta_put(listed);
 }
 
 /* Every 64th byte is the version's number. */
@@ -209,7 +218,7 @@ static void there_is_none_from_another_lineage(void **state)
     (void)state;
     open_store();
     struct ws_version *old = pulled(store, "actor", "1");
-    shelf_publish(shelf, "actor", 2, "resumed", FILE_BYTES);
+    shelf_publish(shelf, "actor", 2, "s", FILE_BYTES); /* as long a name: its files have the same sizes */
     wait_until(has_version(store, "actor", "1@r"));
     has_none(old, "2");
 }
