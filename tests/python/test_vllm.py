@@ -35,6 +35,10 @@ class Model:
     def parameters():
         return iter(())
 
+    @staticmethod
+    def modules():
+        return iter(())
+
 
 class Loader(_loader.Loader):
     """Replaces vLLM's loading: records the path, and fails for paths in ``bad``."""
@@ -338,8 +342,39 @@ def test_int8_scales_are_kept(monkeypatch):
     layer.weight_scale = scale
     kernel.process_weights_for_onednn(layer)
     assert kernel.handler == "made" and kernel.wsync_kept == [None, scale]
-    del module.CPUInt8ScaledMMLinearKernel
-    _cpu_reload.mend_reloads(on("cpu"))  # another release: only logged
+
+
+def test_not_mended(loader, monkeypatch):
+    """in a release whose kernels are elsewhere, neither wsync nor vLLM itself reloads what would be wrong from then on"""
+    loader, start = loader
+    reloads, path = [], world.checkpoint(TENSORS, seed=2)
+
+    class Worker:
+        def __init__(self, config):
+            self.model_runner, self.vllm_config = types.SimpleNamespace(get_model=lambda: loader._model), config
+
+        def reload_weights(self, weights_path):
+            reloads.append(weights_path)
+
+    stand_ins(monkeypatch, "vllm.v1.worker.gpu_worker").Worker = Worker
+    monkeypatch.setattr(_cpu_reload, "_unmended", {})
+    for name in ("kernels.linear.scaled_mm.cpu", "layers.fused_moe.experts.cpu_moe"):
+        stand_ins(monkeypatch, f"vllm.model_executor.{name}")
+    for _ in range(2):
+        _cpu_reload.mend_reloads(on("cpu"))
+    config = loader._config
+    Worker(config).reload_weights("/a")
+    loader.load(path)
+    assert reloads == ["/a"] and loader._model.loads == [path]
+    experts = types.SimpleNamespace(quantization=None), [type("FusedMoE", (), {})()]
+    for what, (model_config, modules) in {"quantised weights": (types.SimpleNamespace(quantization="w8a8"), []), "experts": experts}.items():
+        monkeypatch.setattr(Model, "modules", lambda _, modules=modules: iter(modules))
+        monkeypatch.setattr(config.model_config, "quantization", model_config.quantization)
+        with pytest.raises(RuntimeError, match=f"a model with {what} answers wrong .* start the server anew"):
+            Worker(config).reload_weights("/b")
+        with pytest.raises(_loader.Refused, match=f"nothing has changed: RuntimeError: a model with {what}"):
+            loader.load(start)
+    assert reloads == ["/a"] and loader._model.loads == [path] and loader.serving()["path"] == path
 
 
 @pytest.mark.parametrize("packs_itself", [False, True])

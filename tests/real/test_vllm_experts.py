@@ -1,4 +1,4 @@
-# timeout: 1800
+# timeout: 1800, takes: 110
 """A real vLLM of a model with experts: reloaded on a CPU, and spread over two nodes, each with a mount of what it needs. Its answers are those
 of one that was started on the whole checkpoint."""
 import os

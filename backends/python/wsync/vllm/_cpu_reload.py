@@ -4,27 +4,73 @@
   these into the tensors that the layer had before, and frees the new ones. So each kernel keeps the scales that it was made from, as long
   as it lives.
 - Experts that are not quantised: their kernel wants the weights packed, as they are at a start. A reload leaves them as they are in the
-  file. So they are packed."""
+  file. So they are packed.
+
+Where a release has its kernels elsewhere, what could not be mended is not reloaded: the load fails before it begins."""
 from __future__ import annotations
 
 import functools
 import logging
-from typing import Any
+from typing import Any, Callable
 
 log = logging.getLogger("vllm.wsync")
 #: set on a class once it is mended
 _MENDED = "_wsync_mended"
 
 
+#: what could not be mended: whether a model has it, and why not
+_unmended: dict[str, tuple[Callable[[Any, Any], bool], str]] = {}
+
+
 def mend_reloads(vllm_config: Any) -> None:
     """Mends all layers of this process, those of a model's start too. Does nothing on other devices, or twice. Must be called before the first
     reload; must not raise, or the worker would not start."""
-    for what, mend in (("an INT8 model", _keep_scales), ("a model with experts", _pack_experts)):
+    if vllm_config.device_config.device_type != "cpu":
+        return
+    for what, has, mend in (("quantised weights", _is_quantised, _keep_scales), ("experts", _has_experts, _pack_experts)):
         try:
-            if vllm_config.device_config.device_type == "cpu":
-                mend()
+            mend()
         except (ImportError, AttributeError) as e:
-            log.warning("%s on this CPU may answer wrong after a reload: vLLM's kernel is not where it was in 0.32: %s", what, e)
+            _unmended[what] = has, str(e)
+            log.warning("a model with %s is not reloaded on this CPU: vLLM's kernel is not where it was in 0.32: %s", what, e)
+    try:
+        _check_reloads()
+    except (ImportError, AttributeError) as e:
+        log.warning("vLLM's reload_weights is not where it was in 0.32: %s", e)
+
+
+def check_reload(model: Any, model_config: Any) -> None:
+    """Raises RuntimeError where a reload would leave the model wrong, without an error of vLLM's. Nothing has changed then."""
+    for what, (has, why) in _unmended.items():
+        if has(model, model_config):
+            raise RuntimeError(f"a model with {what} answers wrong after a reload on a CPU, and wsync cannot mend that in this release of vLLM "
+                               f"({why}): start the server anew on the version")
+
+
+def _check_reloads() -> None:
+    """vLLM's own reload asks check_reload first, as wsync's loader does."""
+    from vllm.v1.worker.gpu_worker import Worker  # the CPU's worker derives from it
+
+    if getattr(Worker, _MENDED, False):
+        return
+    reload = Worker.reload_weights
+
+    @functools.wraps(reload)
+    def reload_weights(worker: Any, *args: Any, **kwargs: Any) -> Any:
+        check_reload(worker.model_runner.get_model(), worker.vllm_config.model_config)
+        return reload(worker, *args, **kwargs)
+
+    Worker.reload_weights = reload_weights
+    setattr(Worker, _MENDED, True)
+
+
+def _is_quantised(_model: Any, model_config: Any) -> bool:
+    """In which way, other releases may name otherwise."""
+    return getattr(model_config, "quantization", None) is not None
+
+
+def _has_experts(model: Any, _model_config: Any) -> bool:
+    return any("MoE" in type(module).__name__ or "Experts" in type(module).__name__ for module in model.modules())
 
 
 def _keep_scales() -> None:

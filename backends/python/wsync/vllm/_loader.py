@@ -21,6 +21,7 @@ from ..read._shared_parameters import matcher, shared_parameters
 from ..read._strategy import Opened, open_version
 from ..read._weights import Weights, open
 from ._broadcast import ReceivedVersion
+from ._cpu_reload import check_reload
 from ._ranks import Ranks
 
 log = logging.getLogger("vllm.wsync")
@@ -168,6 +169,7 @@ class Loader:
     def _load(self, name: str, opening: Callable[[], Opened], force_layout: bool) -> dict[str, Any]:
         opened, new, error = None, None, None
         try:
+            check_reload(self._model, self._model_config)
             opened = self._open(opening, force_layout)
             new = Served(opened.weights)  # read now: the mount may fail during the load
         except Exception as e:  # of any kind: the other ranks must learn of it
