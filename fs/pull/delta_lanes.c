@@ -14,7 +14,7 @@
 #include <poll.h>
 #include <stdlib.h>
 
-#define TRIES    2            /* of a part, when the connection breaks */
+#define TRIES    2            /* of a part, when the connection breaks, or its sender gives a record up */
 #define LOOKS    50           /* for a delta that a parent will have in a moment, ... */
 #define PAUSE_MS 20           /* ... and the pause between them */
 #define STEP     (64UL << 20) /* bytes reserved at once for a delta that is still being made */
@@ -179,8 +179,8 @@ static int fetch_part(struct lane *l, struct ws_error *err)
     struct ws_error none;
     int rc = ws_source_select_next(p->selection, &attempt, err);
 
-    /* A mount among the sources may not have the delta yet, or not any more. Then the next source is asked;
-     * when none is left, the last one's error stands. */
+    /* A mount among the sources may not have the delta yet, or not any more, or have lost its own source. That is no fault of
+     * its: the next source is asked; when none is left, the last one's error stands. */
     while (attempt.poller) {
         rc = ws_lane_open(attempt.poller->source, &lane, err);
         if (rc == 0) {
@@ -199,7 +199,7 @@ static int fetch_part(struct lane *l, struct ws_error *err)
         attempt.skip |= ws_bit(attempt.poller->index);
         ws_lane_close(lane);
         lane = NULL;
-        const bool asks_next = rc == -ENOENT || atomic_load(&attempt.leave) ||
+        const bool asks_next = rc == -ENOENT || rc == -ESTALE || atomic_load(&attempt.leave) ||
                                (ws_source_is_away(rc) && leave_parent(p, &attempt, rc, *err));
         ws_source_select_end(&attempt);
         if (asks_next && ws_source_select_next(p->selection, &attempt, &none) < 0)
@@ -224,7 +224,7 @@ static void *lane_main(void *arg)
     int rc = -EAGAIN;
 
     ws_thread_nice(v->store->options.nice);
-    for (int tries = 0; tries < TRIES && (tries == 0 || ws_source_is_away(rc)); tries++)
+    for (int tries = 0; tries < TRIES && (tries == 0 || ws_source_is_away(rc) || rc == -ESTALE); tries++)
         rc = fetch_part(l, &err);
     l->ok = rc == 0;
     if (rc == 0)

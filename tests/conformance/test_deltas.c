@@ -385,6 +385,54 @@ static void given_up(void **state)
     close_world(&w);
 }
 
+static int count_head(void *arg, uint64_t bytes, struct ws_error *err)
+{
+    (void)bytes, (void)err;
+    atomic_fetch_add((atomic_uint *)arg, 1);
+    return 0;
+}
+
+static int no_record(void *arg, struct ws_delta_record *r)
+{
+    (void)arg;
+    free(r);
+    return 0;
+}
+
+/* The sender passes a record on while it comes, and its own source fails: that is said, and is no connection that broke. */
+static void given_up_in_a_record(void **state)
+{
+    struct world w = open_world(state);
+    struct ws_delta *whole, *d = begin(&w, &whole);
+    struct client c;
+    size_t at = 0;
+    atomic_uint n_heads = 0;
+    const struct ws_delta_record *r = ws_delta_next(whole, &at, 0, 1);
+    struct ws_delta_record *copy = ws_delta_record_new(r->bytes);
+    memcpy(copy, r, sizeof(*r) + r->bytes);
+    struct ws_delta_coming *coming = ws_delta_coming_begin(d, &copy);
+    assert_non_null(coming);
+    (void)usleep(10000); /* what comes faster waits for the whole record */
+    ws_delta_coming_fill(d, coming, r->bytes / 2);
+    open_client(&c, &w);
+    c.fetch.sink = (struct ws_delta_stream_sink){.admit = count_head, .record = no_record, .arg = &n_heads};
+    start(&c);
+    for (const int64_t end = now_ms() + LONG; atomic_load(&n_heads) == 0 && now_ms() < end;)
+        usleep(1000);
+    assert_int_equal(atomic_load(&n_heads), 1);
+    ws_delta_end(d, WS_DELTA_GIVEN_UP);
+    ws_delta_coming_leave(d, coming, false);
+    join(&c);
+    if (c.rc != -ESTALE || !strstr(c.err.text, "gave up a record"))
+        fail_msg("%d: %s", c.rc, c.err.text);
+    close_client(&c);
+    open_client(&c, &w); /* the lane can still be used, and the stream has a word for it between records */
+    assert_int_equal(fetch(&c), -ENODATA);
+    close_client(&c);
+    ws_delta_put(whole);
+    close_world(&w);
+}
+
 static void gone_or_another(void **state)
 {
     struct world w = open_world(state);
@@ -580,6 +628,7 @@ static struct world faulty = {.transport = "tcp", .faults = "seed=4,cut=10,flip=
         {"moves parts: " #world, moves_parts, NULL, NULL, &world},                                           \
         {"comes while it grows: " #world, comes_while_it_grows, NULL, NULL, &world},                         \
         {"given up: " #world, given_up, NULL, NULL, &world},                                                 \
+        {"given up in a record: " #world, given_up_in_a_record, NULL, NULL, &world},                         \
         {"gone or another: " #world, gone_or_another, NULL, NULL, &world},                                   \
         {"outlives its version: " #world, outlives_its_version, NULL, NULL, &world},                         \
         {"record can stop: " #world, record_can_stop, NULL, NULL, &world},                                   \

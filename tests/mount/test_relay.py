@@ -141,6 +141,12 @@ class DeltaGate(Gate):
         self.path = self.path or first.split()[1].decode()
         return True
 
+    def cut(self):
+        """All connections for deltas end, and so does each that follows."""
+        with self.changed:
+            self.over = True
+            self.changed.notify_all()
+
 
 def test_record_while_it_arrives():
     "a delta's record is passed on while it comes, all but its last byte, and is whole when it is"
@@ -177,6 +183,34 @@ def test_record_while_it_arrives():
     gate.open()
     assert came + reply.read() == raw(agent.url, gate.path)[2]
     assert same(relay, newer, 2)
+
+
+def test_record_whose_source_fails():
+    "a mount that passes a record on and loses its own source says so: the delta comes from the next source"
+    agent, folder = published()
+    gate = DeltaGate(agent.url, 0)
+    relay = Relay(gate.url, f"streams=1,{DELTAS}")
+    leaf = leaf_of(relay.url, options=f"streams=1,{DELTAS}")
+    assert same(leaf, folder)
+    newer = step(folder, 2, share=0.3)
+    agent.publish("actor", 2, newer)
+    leaf.wait_version("actor", 2)
+    before = sent(relay, "relay")
+    relay.write("pull 2 async", "actor/ctl")
+    wait_for(lambda: gate.path, "the relay to ask for the delta")
+    gate.let(20000)
+    leaf.write("pull 2 async", "actor/ctl")
+
+    def is_passed_on():
+        gate.let(5000)
+        return sent(relay, "relay") > before + 1000
+    wait_for(is_passed_on, "a part of a record at the leaf")
+    leaf.write(f"add actor {agent.url}", "ctl")
+    wait_for(lambda: f"source {agent.url} up" in leaf.text("status"), "the second source")
+    gate.cut()
+    wait_for(lambda: state(leaf, 2) == "ready", "the delta")
+    assert 'delta from 1' in leaf.text("actor/status"), leaf.text("actor/status")
+    assert same(leaf, newer, 2)
 
 
 def test_reader_goes_first():

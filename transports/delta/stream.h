@@ -39,6 +39,8 @@
  *         u32  how many records were before
  *         u64  XXH3-64 of the hashes of all records, 8 bytes each, in the order of the stream
  *
+ * In the middle of a record a sender that cannot go on has no word for it here: its carrier says so (tcp/delta_body.h).
+ *
  * Sources of the idea: the base and the result are named by digests, so a delta is never applied to what it
  * was not made from (as in git's packs and RFC 3284's VCDIFF with checksums). */
 #ifndef WS_TRANSPORTS_DELTA_STREAM_H

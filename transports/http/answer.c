@@ -86,6 +86,11 @@ void ws_http_body_header(struct MHD_Response *body, const char *name, const char
     (void)MHD_add_response_header(body, name, value);
 }
 
+void ws_http_body_trailer(struct MHD_Response *body, const char *name, const char *value)
+{
+    (void)MHD_add_response_footer(body, name, value);
+}
+
 /* --- sending --- */
 
 static void add_allow(struct MHD_Response *r, unsigned methods)

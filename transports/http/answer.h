@@ -39,5 +39,7 @@ struct MHD_Response *ws_http_stream(uint64_t size,
                                     ssize_t (*read)(void *arg, uint64_t at, char *out, size_t room),
                                     void (*drop)(void *arg), void *arg);
 void ws_http_body_header(struct MHD_Response *body, const char *name, const char *value);
+/* Behind a stream of unknown size; called by its read, before it says that the stream ends. Clients of HTTP/1.0 do not get it. */
+void ws_http_body_trailer(struct MHD_Response *body, const char *name, const char *value);
 
 #endif

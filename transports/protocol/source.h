@@ -122,7 +122,8 @@ struct ws_transport_ops {
                   const atomic_bool *cancel, struct ws_delta_entry out[WS_MAX_DELTA_ENTRIES], size_t *n,
                   struct ws_error *err);
     /* Moves a part of a delta. 0: all its records were reported; -ENODATA: its maker gave it up, what was
-     * reported is good; -ENOENT: there is no such delta any more; else as fetch. NULL with deltas. */
+     * reported is good; -ENOENT: there is no such delta any more; -ESTALE: the source cannot go on with a record that it was
+     * passing on, another source may have it; else as fetch. NULL with deltas. */
     int (*delta)(struct ws_lane *l, const struct ws_delta_fetch *f, struct ws_error *err);
     /* One of the API's other requests. method: "GET" or "POST"; body: NULL or what is sent. *reply: a JSON
      * value (new reference). NULL where there is no server (a folder). */

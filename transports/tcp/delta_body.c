@@ -11,6 +11,7 @@ struct ws_tcp_delta_body {
     struct ws_tcp_deltas *all;
     struct ws_tcp_delta_body *next, *prev; /* of all */
     const struct ws_http_incoming *in;
+    struct MHD_Response *response;
     struct ws_delta *delta;
     struct ws_delta_stream_writer writer;
     struct ws_delta_filter *filter; /* NULL: none */
@@ -85,8 +86,10 @@ static ssize_t read_body(void *arg, uint64_t at, char *out, size_t room)
         return WS_HTTP_STREAM_FAILS;
     ssize_t n = ws_delta_stream_write(&b->writer, (unsigned char *)out, room);
     (void)at;
+    if (n == -2) /* in the middle of a record, where the stream has no word for it */
+        ws_http_body_trailer(b->response, WS_TCP_GIVEN_UP, "1");
     if (n < 0)
-        return n == -1 ? WS_HTTP_STREAM_ENDS : WS_HTTP_STREAM_FAILS;
+        return WS_HTTP_STREAM_ENDS;
     if (n > 0) {
         atomic_fetch_add(b->all->bytes_sent, (uint64_t)n);
         move(b, (uint64_t)n);
@@ -201,6 +204,7 @@ struct MHD_Response *ws_tcp_delta_body(struct ws_tcp_deltas *deltas, const struc
     r = ws_http_stream(size, read_body, free_body, b);
     if (!r)
         return NULL;
+    b->response = r; /* which is sent after this has returned */
     ws_http_body_header(r, "Content-Type", "application/octet-stream");
     ws_http_body_header(r, "Cache-Control", whole ? "public, max-age=31536000, immutable" : "no-store");
     return r;

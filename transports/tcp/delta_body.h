@@ -8,6 +8,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+/* The trailer of a body that ends in the middle of a record, which its sender was passing on and cannot have whole. A client that
+ * does not know it sees a stream without its end, as of a connection that broke. */
+#define WS_TCP_GIVEN_UP "X-Wsync-Given-Up"
+
 struct ws_tcp_delta_body;
 /* All delta bodies of a server. Not copied after init. */
 struct ws_tcp_deltas {

@@ -1,6 +1,7 @@
 /* Deltas over a lane, applied as they come. */
 #include "transports/delta/stream.h"
 #include "transports/protocol/api.h"
+#include "transports/tcp/delta_body.h"
 #include "transports/tcp/pull.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -28,6 +29,12 @@ static size_t on_delta(char *data, size_t size, size_t n, void *arg)
     return k->rc ? 0 : n;
 }
 
+static bool is_given_up(CURL *c)
+{
+    struct curl_header *h;
+    return curl_easy_header(c, WS_TCP_GIVEN_UP, 0, CURLH_TRAILER, -1, &h) == CURLHE_OK;
+}
+
 static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CURLcode code,
                         struct ws_error *err)
 {
@@ -52,7 +59,14 @@ static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CU
         (void)ws_error_prefix(err, "the delta of %s/%" PRIu64, f->model, f->link.target.version);
         return rc;
     }
-    if (!ws_delta_stream_reader_ended(k->reader, &whole))
+    const bool ended = ws_delta_stream_reader_ended(k->reader, &whole);
+    if (!ended && is_given_up(l->curl))
+        return ws_error_set(
+            err, ESTALE,
+            "%s gave up a record of the delta of %s/%" PRIu64
+            " that it was passing on, since its own source failed; another source may have it",
+            url, f->model, f->link.target.version);
+    if (!ended)
         return ws_error_set(err, ECONNRESET, "%s sent a delta without its end", url);
     return whole ? 0
                  : ws_error_set(err, ENODATA, "the delta of %s/%" PRIu64 " was given up by %s", f->model,

@@ -29,6 +29,7 @@ struct ws_tcp_server;
  *                    comma-separated)
  *   Cache-Control    immutable with ?run=, no-cache without it; no-store for everything else
  *   arriving         a body sends what is here and waits for more
+ *   given up         a delta's body that ends in the middle of a record has the trailer X-Wsync-Given-Up
  *   revoked, gone    responses of a revoked version are cut; a version that is gone is 410
  *   errors           {"error":"sentence","errno":"ESTALE"} */
 WS_MUST_USE int ws_tcp_server_new(struct ws_tcp_server **out, const struct ws_catalog *catalog,
