@@ -122,6 +122,34 @@ def test_repeated_lists_are_told_once():
     assert set(told) == {"5", "6", "7"} and all(len(v["params"]) == 3 for v in told.values())
 
 
+def test_message_of_an_instance_before():
+    "a request of an agent that was started anew since, which was held until now, is refused and takes no place"
+    agent = Agent("--nodes")
+    agent.ask("/v1/actor/node", report(11, range(5), 8))
+    agent.ask("/v1/actor/node", {**report(12, range(5), 8), "node": "node11"})
+    with pytest.raises(urllib.error.HTTPError) as e:
+        agent.ask("/v1/actor/node", report(11, range(5), 8))
+    assert e.value.code == 410 and "was started anew since" in e.value.read().decode()
+    agent.ask("/v1/actor/node", {**report(12, range(3), 8), "node": "node11"})  # two ranks have ended
+    agent.ask("/v1/actor/node", report(13, range(3, 8), 8))
+    told = agent.ask("/v1/actor/node", {**report(12, range(3), 8), "node": "node11"})["group"]
+    assert told["node_of"] == [told["index"]] * 3 + [1 - told["index"]] * 5, told["node_of"]
+
+
+def test_ranks_of_another_lineage():
+    "that ranks come back under another lineage is no jump of the one before, however far its versions are"
+    agent = Agent("--nodes")
+    agent.publish("actor", 1, checkpoint(SMALL))
+    far = [[r, 1, 1 << 50] for r in range(2)]
+    with pytest.raises(urllib.error.HTTPError) as e:
+        agent.ask("/v1/actor/node", {**report(11, range(2), 4), "ranks": far})
+    assert e.value.code == 400 and "no trainer is so far ahead" in e.value.read().decode()
+    reply = agent.ask("/v1/actor/node", {**report(11, range(2), 4), "ranks": far, "new_run": True, "run": "times"})
+    assert reply["run"] == "times" and not reply["refused"], reply
+    reply = agent.ask("/v1/actor/node", {**report(12, range(2, 4), 4), "ranks": [[r, 1, 1 << 50] for r in (2, 3)], "new_run": True, "run": "times"})
+    assert reply["whole"] and not reply["refused"], reply
+
+
 def test_nodes_place_repeated_lists():
     first = Agent("--nodes")
     agents = (first, Agent("--primary", first.url))

@@ -20,10 +20,9 @@
 
 /* --- messages of a node --- */
 
-/* The node whose agent was started anew, as this instance: it has the name of one that was started before, and ranks of
- * it. NULL: there is none. */
-static struct ws_group_node *node_before(const struct ws_agent_model *m, uint64_t id, const char *name,
-                                         const json_t *ranks)
+/* The node of that name that has one of these ranks, as another instance of its agent. NULL: there is none. */
+static struct ws_group_node *other_instance(const struct ws_agent_model *m, const char *name,
+                                            const json_t *ranks)
 {
     const json_t *one;
     size_t i;
@@ -31,7 +30,7 @@ static struct ws_group_node *node_before(const struct ws_agent_model *m, uint64_
     {
         const json_int_t r = json_integer_value(json_array_get(one, 0));
         struct ws_group_node *n = r >= 0 && r < (json_int_t)m->world_size ? m->group->remotes[r].node : NULL;
-        if (n && n->id < id && strcmp(n->name, name) == 0)
+        if (n && strcmp(n->name, name) == 0)
             return n;
     }
     return NULL;
@@ -72,10 +71,14 @@ static struct ws_group_node *node_of(struct ws_agent *a, struct ws_agent_model *
         if (!g->nodes[i].id && !place_)
             place_ = &g->nodes[i];
     }
-    struct ws_group_node *before = node_before(m, id, name, ranks);
-    if (before) {
-        renew_node(a, m, before, id);
-        return before;
+    struct ws_group_node *other = other_instance(m, name, ranks);
+    if (other && other->id > id) { /* a request that was held still, and would take a place for nobody */
+        ws_error_set(err, ESTALE, "the agent of the node %.200s was started anew since", name);
+        return NULL;
+    }
+    if (other) {
+        renew_node(a, m, other, id);
+        return other;
     }
     if (!place_) {
         ws_error_set(err, E2BIG, "%.200s is one node more than %d", name, WS_MAX_NODE_PARTS);
@@ -86,33 +89,37 @@ static struct ws_group_node *node_of(struct ws_agent *a, struct ws_agent_model *
     return place_;
 }
 
-static bool is_listed(const json_t *ranks, unsigned rank, uint64_t ticket)
+/* Is that a rank that is registered at the node, by the registration that its message names? *rank: its number. */
+static bool is_registered(const struct ws_agent_model *m, const struct ws_group_node *n, const json_t *one,
+                          unsigned *rank)
 {
-    const json_t *one;
-    size_t i;
-    json_array_foreach(ranks, i, one)
-    {
-        if (json_integer_value(json_array_get(one, 0)) == (json_int_t)rank &&
-            json_integer_value(json_array_get(one, 1)) == (json_int_t)ticket)
-            return true;
-    }
-    return false;
+    const json_int_t r = json_integer_value(json_array_get(one, 0));
+    if (r < 0 || r >= (json_int_t)m->world_size)
+        return false;
+    *rank = (unsigned)r;
+    return m->group->remotes[r].node == n &&
+           m->group->remotes[r].ticket == (uint64_t)json_integer_value(json_array_get(one, 1));
 }
 
-/* Are all ranks that are registered at the node in its message? Then none of them has ended. */
-static bool lists_all(const struct ws_agent_model *m, const struct ws_group_node *n, const json_t *ranks)
+/* Drops the ranks of the node that its message does not name; mostly there is none. */
+static void drop_ended(struct ws_agent *a, struct ws_agent_model *m, struct ws_group_node *n,
+                       const json_t *ranks)
 {
+    const struct ws_group *g = m->group;
     const json_t *one;
-    unsigned found = 0;
+    unsigned found = 0, rank;
     size_t i;
-    json_array_foreach(ranks, i, one)
-    {
-        const json_int_t r = json_integer_value(json_array_get(one, 0));
-        const struct ws_group_remote *has =
-            r >= 0 && r < (json_int_t)m->world_size ? &m->group->remotes[r] : NULL;
-        found += has && has->node == n && has->ticket == (uint64_t)json_integer_value(json_array_get(one, 1));
-    }
-    return found == n->n_ranks;
+    json_array_foreach(ranks, i, one) found += is_registered(m, n, one, &rank);
+    if (found == n->n_ranks)
+        return;
+    bool *listed = calloc(m->world_size, sizeof(*listed));
+    if (!listed) /* its next message does */
+        return;
+    json_array_foreach(ranks, i, one) if (is_registered(m, n, one, &rank)) listed[rank] = true;
+    for (unsigned r = 0; r < m->world_size; r++)
+        if (g->remotes[r].node == n && !g->remotes[r].away && !listed[r])
+            ws_primary_drop_rank(a, m, r, "ended, or registered anew");
+    free(listed);
 }
 
 /* Takes away the registration of a rank that was away, for the new one. Returns whether its places stay. */
@@ -181,9 +188,7 @@ static void record_ranks(struct ws_agent *a, struct ws_agent_model *m, struct ws
     const json_t *ranks = json_object_get(body, "ranks"), *one;
     const uint64_t world = ws_agent_number(body, "world_size", 0);
     size_t i;
-    for (unsigned r = 0; !lists_all(m, n, ranks) && r < m->world_size; r++)
-        if (g->remotes[r].node == n && !g->remotes[r].away && !is_listed(ranks, r, g->remotes[r].ticket))
-            ws_primary_drop_rank(a, m, r, "ended, or registered anew");
+    drop_ended(a, m, n, ranks);
     json_array_foreach(ranks, i, one)
     {
         unsigned rank = (unsigned)json_integer_value(json_array_get(one, 0));
@@ -263,6 +268,17 @@ static int check_claim(const struct ws_agent_model *m, const struct ws_version_i
                               claimed->version, m->name, m->newest);
 }
 
+/* The lineage that the ranks of a message write, which is the group's unless they begin it (ws_session_set_lineage). */
+static const char *lineage_of_ranks(const struct ws_agent_model *m, const json_t *body)
+{
+    const char *named = json_string_value(json_object_get(body, "run"));
+    if (ws_primary_n_here(m) > 0)
+        return m->group_lineage;
+    if (named)
+        return named;
+    return json_is_true(json_object_get(body, "new_run")) ? "" : m->lineage;
+}
+
 static int check_claims(const struct ws_agent_model *m, const json_t *body, struct ws_error *err)
 {
     const json_t *given_up = json_object_get(body, "given_up");
@@ -278,8 +294,8 @@ static int check_claims(const struct ws_agent_model *m, const json_t *body, stru
         rc = check_claim(m, &claims[i], err);
     json_array_foreach(json_object_get(body, "ranks"), i, one)
     {
-        const struct ws_version_id from =
-            ws_version_id_make((uint64_t)json_integer_value(json_array_get(one, 2)), m->lineage);
+        const struct ws_version_id from = ws_version_id_make(
+            (uint64_t)json_integer_value(json_array_get(one, 2)), lineage_of_ranks(m, body));
         if (rc == 0)
             rc = check_claim(m, &from, err);
     }
@@ -449,7 +465,7 @@ int ws_primary_node_route(struct ws_agent *a, const struct ws_api_request *q, co
     if (rc == 0)
         rc = check_claims(m, body, err);
     if (rc == 0 && !(n = node_of(a, m, id, name, json_object_get(body, "ranks"), err)))
-        rc = -E2BIG;
+        rc = -err->code;
     if (rc == 0) {
         n->heard_ns = ws_clock_ns();
         record_version(a, m, n, body); /* first: a rank may end once its node has committed */
