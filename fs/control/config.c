@@ -159,6 +159,9 @@ static int add_sources(struct ws_control *c, struct ws_controller *ctl, const st
         size_t n;
         if (has_source(c, ctl, m->sources.ptr[i].word))
             continue;
+        rc = ws_added_check(c, m->sources.ptr[i].word, false, err);
+        if (rc < 0)
+            return rc;
         FILE *f = open_memstream(&text, &n);
         if (f)
             ws_words_quote(f, m->sources.ptr[i].word);

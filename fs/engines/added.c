@@ -1,5 +1,5 @@
 #include "fs/engines/added.h"
-#include "fs/engines/source_spec.h"
+#include "fs/engines/own_folder.h"
 #include "transports/base/secret.h"
 #include "transports/s3/place.h"
 #include <errno.h>
@@ -55,19 +55,14 @@ static bool is_own(const struct ws_control *c, const char *url)
     return false;
 }
 
-/* below: as the settings keep it, or would. */
-static int check(const struct ws_control *c, const char *url, bool unprivileged, const char *below,
-                 struct ws_error *err)
+static int check_rights(const struct ws_control *c, const char *url, const struct ws_source_spec *spec,
+                        bool unprivileged, const char *below, struct ws_error *err)
 {
     const bool http = strncmp(url, "http://", 7) == 0 || strncmp(url, "https://", 8) == 0;
-    struct ws_source_spec spec;
-    const int rc = ws_source_spec_parse(url, &spec, err);
-    if (rc < 0)
-        return rc;
-    if (!unprivileged || is_own(c, url) || (http && !spec.token_file && !c->options.has_token) ||
+    if (!unprivileged || is_own(c, url) || (http && !spec->token_file && !c->options.has_token) ||
         (names_files(url) && below))
         return 0;
-    if (spec.token_file)
+    if (spec->token_file)
         return ws_error_set(err, EPERM,
                             "only root has this mount read any token file: have root add %s, or mount with "
                             "-o files=DIR for files below that one",
@@ -85,6 +80,17 @@ static int check(const struct ws_control *c, const char *url, bool unprivileged,
             err, EPERM, "only root has this mount use its credentials of an object store: have root add %s",
             url);
     return ws_error_set(err, EPERM, "only root has this mount open a socket: have root add %s", url);
+}
+
+/* below: as the settings keep it, or would. */
+static int check(const struct ws_control *c, const char *url, bool unprivileged, const char *below,
+                 struct ws_error *err)
+{
+    struct ws_source_spec spec;
+    int rc = ws_source_spec_parse(url, &spec, err);
+    if (rc == 0)
+        rc = check_rights(c, url, &spec, unprivileged, below, err);
+    return rc == 0 ? ws_own_folder_check_source(c->options.mountpoint, &spec, err) : rc;
 }
 
 int ws_added_check(const struct ws_control *c, const char *url, bool unprivileged, struct ws_error *err)

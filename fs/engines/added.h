@@ -15,7 +15,7 @@ struct ws_added_source {
     bool is_open, was_reported; /* the latter: why it cannot be opened */
 };
 
-/* May this user name it? -EPERM. */
+/* May this user name it? -EPERM; -EINVAL: it is no source, or lies below the mount's own folder. */
 WS_MUST_USE int ws_added_check(const struct ws_control *c, const char *url, bool unprivileged,
                                struct ws_error *err);
 /* Gives the controller's model a source. As ws_added_check, and why it cannot be opened. */

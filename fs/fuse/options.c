@@ -1,6 +1,6 @@
 #include "fs/fuse/options.h"
 #include "fs/control/config_file.h"
-#include "fs/engines/source_spec.h"
+#include "fs/engines/own_folder.h"
 #include "fs/fuse/option_table.h"
 #include "fs/store/derived.h"
 #include "fs/store/needs.h"
@@ -200,49 +200,6 @@ int ws_mount_options_parse(struct ws_mount_options *o, const char *text, struct 
     return rc;
 }
 
-/* Of what cannot be looked up, as a folder that is yet to be made: all but the last component resolved. */
-static int resolve_parent(const char *path, char out[PATH_MAX], struct ws_error *err)
-{
-    char absolute[PATH_MAX], cwd[PATH_MAX];
-    if (path[0] == '/')
-        snprintf(absolute, sizeof(absolute), "%s", path);
-    else if (getcwd(cwd, sizeof(cwd)))
-        snprintf(absolute, sizeof(absolute), "%s/%s", cwd, path);
-    else
-        return ws_error_set(err, errno, "cannot find the working directory: %s", strerror(errno));
-    char *slash = strrchr(absolute, '/');
-    char parent[PATH_MAX];
-    snprintf(parent, sizeof(parent), "%.*s", slash == absolute ? 1 : (int)(slash - absolute), absolute);
-    char *real = realpath(parent, NULL);
-    if (real)
-        snprintf(out, PATH_MAX, "%s/%s", strcmp(real, "/") == 0 ? "" : real, slash + 1);
-    else
-        snprintf(out, PATH_MAX, "%s", absolute);
-    free(real);
-    return 0;
-}
-
-/* A daemon that opens what only itself shows waits for itself for good, and whoever touches the mount with it. */
-static int check_outside(const struct ws_mount_options *o, const char *path, struct ws_error *err)
-{
-    const size_t n = strlen(o->mountpoint);
-    char real[PATH_MAX];
-    char *whole = realpath(path, NULL); /* where a link at its end leads */
-    int rc = 0;
-
-    if (whole)
-        snprintf(real, sizeof(real), "%s", whole);
-    else
-        rc = resolve_parent(path, real, err);
-    free(whole);
-    if (rc == 0 && strncmp(real, o->mountpoint, n) == 0 && (real[n] == '/' || !real[n]))
-        rc = ws_error_set(err, EINVAL,
-                          "%.1000s lies below %.1000s, the mount's own folder, where this mount cannot look "
-                          "itself; name one elsewhere",
-                          path, o->mountpoint);
-    return rc;
-}
-
 /* Of all that the options name, and of a source that is a folder, a socket, or has a token's file. */
 static int check_all_outside(const struct ws_mount_options *o, struct ws_error *err)
 {
@@ -251,16 +208,13 @@ static int check_all_outside(const struct ws_mount_options *o, struct ws_error *
 
     for (size_t i = 0; i < o->n_strings && rc == 0; i++)
         if (o->strings[i][0] == '/' && o->strings[i] != o->mountpoint)
-            rc = check_outside(o, o->strings[i], err);
+            rc = ws_own_folder_check(o->mountpoint, o->strings[i], err);
     for (char *text = copy ? strtok_r(copy, ",", &save) : NULL; text && rc == 0;
          text = strtok_r(NULL, ",", &save)) {
         struct ws_source_spec spec;
         rc = ws_source_spec_parse(text, &spec, err);
-        if (rc == 0 && spec.token_file)
-            rc = check_outside(o, spec.token_file, err);
-        const char *path = rc == 0 ? strchr(spec.url, ':') : NULL;
-        if (path && path[1] == '/' && path[2] != '/')
-            rc = check_outside(o, path + 1, err);
+        if (rc == 0)
+            rc = ws_own_folder_check_source(o->mountpoint, &spec, err);
     }
     free(copy);
     return rc;
@@ -286,7 +240,7 @@ static int read_source_tokens(struct ws_mount_options *o, const char *source, st
 int ws_mount_options_place(struct ws_mount_options *o, const char *source, const char *mountpoint,
                            struct ws_error *err)
 {
-    char given[PATH_MAX], parent[PATH_MAX];
+    char given[PATH_MAX], real[PATH_MAX];
     size_t n = strlen(mountpoint);
     if (!source[0])
         return ws_error_set(
@@ -296,13 +250,11 @@ int ws_mount_options_place(struct ws_mount_options *o, const char *source, const
     while (n > 1 && (mountpoint[n - 1] == '/' || (mountpoint[n - 1] == '.' && mountpoint[n - 2] == '/')))
         n--;
     snprintf(given, sizeof(given), "%.*s", (int)n, mountpoint);
-    char *real = realpath(given, NULL);
-    int rc = real ? 0 : resolve_parent(given, parent, err);
+    int rc = ws_own_folder_resolve(given, real, err);
     if (rc == 0) {
         o->source = (char *)(uintptr_t)ws_mount_option_keep(o, source);
-        o->mountpoint = (char *)(uintptr_t)ws_mount_option_keep(o, real ? real : parent);
+        o->mountpoint = (char *)(uintptr_t)ws_mount_option_keep(o, real);
     }
-    free(real);
     if (rc == 0 && (!o->source || !o->mountpoint))
         rc = ws_error_set(err, ENOMEM, "no memory for options");
     if (rc == 0)

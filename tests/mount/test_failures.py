@@ -127,7 +127,31 @@ def test_own_folder():
     for source in (f"dir:{folder}", f"dir:{link}", f"unix:{folder}/agent.sock"):
         r = wsync("mount", source, folder, check=False)
         assert r.returncode == 2 and "the mount's own folder" in r.stderr, (source, r.returncode, r.stderr)
+    config = unique("config")
+    with open(config, "w") as f:
+        f.write(f"add actor dir:{folder}/actor\n")
+    r = wsync("mount", "-o", f"config={config}", agent.url, folder, check=False)
+    assert r.returncode and "the mount's own folder" in r.stderr, (r.returncode, r.stderr)
     assert not os.path.ismount(folder)
+
+
+def test_own_folder_of_a_mount_that_runs():
+    "the same of a source that is added, by a command or by the config that is read again: the mount goes on"
+    agent, _ = published()
+    config, link, token = unique("config"), unique("link"), unique("token")
+    with open(config, "w"):
+        pass
+    mount = mounted(agent.url, f"config={config}")
+    os.symlink(mount.path, link)
+    for source in (f"dir:{mount.path}", f"dir:{mount.path}/actor", f"dir:{link}/actor/1", f"unix:{mount.path}/x.sock",
+                   f"http://127.0.0.1:1;token-file={link}/status"):
+        assert error_of(lambda s=source: mount.write(f"add other {s}", "ctl")) == "EINVAL", source
+        assert "the mount's own folder" in mount.text("last_error"), mount.text("last_error")
+    with open(config, "w") as f:
+        f.write(f"add other dir:{link}/actor\n")
+    os.kill(mount.pid, signal.SIGHUP)
+    wait_for(lambda: "the mount's own folder" in mount.text("status"), "the config to be read again")
+    assert mount.read("actor/1/config.json") and "dir:" not in mount.text("status").split("config_error")[0]
 
 
 def test_away_behind_a_proxy():
