@@ -3,6 +3,11 @@
  * what changed, and before what must not be forgotten is shown: a committed release, an announced number
  * (saved_text.h has the format).
  *
+ * After SIGKILL `newest` may be one behind what mounts have, and `reserved` is not: a version's number is in the file before it is
+ * announced, and becomes `newest` there a moment after. That order cannot be another one. Which of the two it was when the agent ended,
+ * announced or about to be, only a mount could know that has not reached the next agent yet. So that agent calls it neither newest,
+ * since it may have been announced to nobody, nor free, since a mount may have it: other bytes are refused under that number.
+ *
  * One agent owns the file, by a lock beside it. A file that cannot be read whole ends the start: an agent that
  * began without it would let versions be published under numbers that mounts have. */
 #ifndef WS_TRAINER_AGENT_SAVED_SAVED_H
