@@ -1,5 +1,6 @@
 #include "fs/session.h"
 #include "fs/ending.h"
+#include "fs/fuse/beacon.h"
 #include "fs/fuse/fs.h"
 #include "fs/fuse/invalidate.h"
 #include "fs/fuse/outside.h"
@@ -329,6 +330,8 @@ static int start_session(struct ws_fs *fs, struct ws_error *err)
     if (rc < 0)
         return rc;
     rc = ws_place_record(&fs->place, o->mountpoint, fuse_session_fd(fs->session));
+    if (rc == 0 && ws_beacon_light(fs->place.dev) < 0) /* the process's end puts it out */
+        ws_log(WS_LOG_DEBUG, "mount", "'wsync umount' will not wait for this daemon's end");
     return rc < 0 ? ws_error_set(err, -rc, "cannot mount on %s: what is there now cannot be told: %s",
                                  o->mountpoint, strerror(-rc))
                   : 0;

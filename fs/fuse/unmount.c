@@ -1,4 +1,5 @@
 #include "fs/fuse/unmount.h"
+#include "fs/fuse/beacon.h"
 #include "fs/fuse/fs.h"
 #include "fs/fuse/place.h"
 #include "transports/base/log.h"
@@ -17,7 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define BUSY_TRIES 9 /* BUSY_NS apart, twice as long each time: 2.5 s in all */
+#define END_MS     10000 /* for the daemon to end */
+#define BUSY_TRIES 9     /* BUSY_NS apart, twice as long each time: 2.5 s in all */
 #define BUSY_NS    10000000L
 #ifndef STATX_MNT_ID_UNIQUE
 #define STATX_MNT_ID_UNIQUE 0x4000U
@@ -88,9 +90,38 @@ static int unmount_patiently(const char *path)
     return rc;
 }
 
+/* Not root: by libfuse's helper. */
+static bool unmount_by_helper(const char *path, bool lazy)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        execlp("fusermount3", "fusermount3", lazy ? "-uz" : "-u", "--", path, (char *)NULL);
+        _exit(127);
+    }
+    int status = -1;
+    return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
+}
+
+/* Whoever mounts there again, or wants the daemon's memory and ports, need not wait for them. */
+static int wait_for_daemon(const char *path, int beacon, pid_t pid, struct ws_error *err)
+{
+    char who[32] = "";
+    if (beacon < 0 || ws_beacon_wait(beacon, END_MS))
+        return 0;
+    if (pid > 0)
+        snprintf(who, sizeof(who), " (process %d)", (int)pid);
+    return ws_error_set(
+        err, EINPROGRESS,
+        "%s is unmounted, and its daemon%s has not ended after %d s: it still tells its engines "
+        "and sources; its log says what it waits for",
+        path, who, END_MS / 1000);
+}
+
 int ws_unmount(const char *mountpoint, bool lazy, struct ws_error *err)
 {
     char path[4096];
+    dev_t dev;
+    pid_t pid = 0;
     if (!realpath(mountpoint, path)) {
         if (errno != ENOTCONN)
             return ws_error_set(err, errno, "cannot unmount %s: %s", mountpoint, strerror(errno));
@@ -98,20 +129,16 @@ int ws_unmount(const char *mountpoint, bool lazy, struct ws_error *err)
     }
     if (!ws_place_has_wsync(path))
         return ws_error_set(err, EINVAL, "no wsync mount is on %s", path);
+    /* One that is taken away lazily serves its readers on, for as long as they like. */
+    const int beacon = !lazy && ws_place_device(path, &dev) == 0 ? ws_beacon_find(dev, &pid) : -1;
     int rc = !lazy ? unmount_patiently(path) : umount2(path, MNT_DETACH) == 0 ? 0 : -errno;
-    if (rc == -EPERM) { /* not root: by libfuse's helper */
-        pid_t pid = fork();
-        if (pid == 0) {
-            execlp("fusermount3", "fusermount3", lazy ? "-uz" : "-u", "--", path, (char *)NULL);
-            _exit(127);
-        }
-        int status = -1;
-        if (pid > 0 && waitpid(pid, &status, 0) == pid && status == 0)
-            return 0;
-    }
-    return rc == 0
-               ? 0
-               : ws_error_set(
-                     err, -rc, "cannot unmount %s: %s%s", path, strerror(-rc),
-                     rc == -EBUSY ? "; a process has a file open or works in it: end it, or use --lazy" : "");
+    if (rc == -EPERM && unmount_by_helper(path, lazy))
+        rc = 0;
+    if (rc == 0)
+        return wait_for_daemon(path, beacon, pid, err);
+    if (beacon >= 0)
+        close(beacon);
+    return ws_error_set(err, -rc, "cannot unmount %s: %s%s", path, strerror(-rc),
+                        rc == -EBUSY ? "; a process has a file open or works in it: end it, or use --lazy"
+                                     : "");
 }

@@ -2,6 +2,7 @@
 # timeout: 320, takes: 150
 # sanitizers: address
 """Failures: agents and daemons that die, faults on the wire, full caches, slow pulls, readers that do not close."""
+import contextlib
 import os
 import signal
 import subprocess
@@ -512,6 +513,54 @@ def test_background():
     wsync("umount", path)
     assert not os.listdir(path)
     assert wsync("umount", path, check=False).returncode == 1
+
+
+def test_mounted_again_at_once():
+    "when umount returns the daemon has ended: the folder, its port and its settings are free for the next mount"
+    agent, folder = published()
+    path, state, port = unique("again"), unique("state"), free_port()
+    os.makedirs(path)
+    os.makedirs(state)
+    at_end(lambda: subprocess.run(["umount", "-l", path], stderr=subprocess.DEVNULL))
+    for _ in range(20):
+        log = unique("log")
+        wsync("mount", "-o", f"state={state},log={log},listen=127.0.0.1:{port}", agent.url, path)
+        wait_for(lambda: os.path.isdir(path + "/actor/1"), "the version")
+        daemons = [pid for pid in os.listdir("/proc") if pid.isdigit() and holds(pid, log)]
+        assert daemons
+        wsync("umount", path)
+        assert not any(holds(pid, log) for pid in daemons), log
+
+
+def holds(pid, path):
+    """Has the process the file open?"""
+    with contextlib.suppress(OSError):
+        return any(os.path.realpath(f"/proc/{pid}/fd/{fd}") == os.path.realpath(path) for fd in os.listdir(f"/proc/{pid}/fd"))
+    return False
+
+
+def test_umount_does_not_wait_for_ever():
+    "a daemon that does not end, here for a log that takes no line, is named, and the exit status tells it from a mount that stayed"
+    agent, _ = published()
+    path, log = unique("bg"), unique("fifo")
+    os.makedirs(path)
+    os.mkfifo(log)
+    at_end(lambda: subprocess.run(["umount", "-l", path], stderr=subprocess.DEVNULL))
+    reader, writer = os.open(log, os.O_RDONLY | os.O_NONBLOCK), os.open(log, os.O_WRONLY | os.O_NONBLOCK)
+    wsync("mount", "-o", f"log={log}", agent.url, path)
+    daemons = {pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid() and holds(pid, log)}
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x")
+    r = wsync("umount", path, check=False)
+    said = re.search(r"its daemon \(process (\d+)\) has not ended after 10 s", r.stderr)
+    assert r.returncode == 3 and said and {said[1]} == daemons, (r.returncode, r.stderr, daemons)
+    assert not os.listdir(path)
+    os.set_blocking(reader, True)
+    os.close(writer)
+    while os.read(reader, 1 << 16):  # until no process has it open for writing
+        pass
+    os.close(reader)
 
 
 def test_lying_server():
