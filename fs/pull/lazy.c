@@ -217,14 +217,15 @@ static int fill(struct ws_lazy *l, unsigned thread, struct ws_version *v, size_t
 }
 
 /* Did the version fail while the read has waited for most of the time that the failed one had? It would only fail as well, and
- * whoever waits behind it would wait for that. Or just before it came? The kernel asks once more for a page that it could not read
- * ahead, and the reader would wait twice. */
+ * whoever waits behind it would wait for that. Or just before it came, and no source has answered anything since? The kernel asks once
+ * more for a page that it could not read ahead, and the reader would wait twice. */
 static bool has_failed(const struct ws_lazy *l, const struct ws_lazy_read *r)
 {
     const uint64_t half_ns = (uint64_t)l->store->options.deadline_ms * WS_MS_NS / 2, at_ns = l->failed.at_ns;
 
     return l->failed.serial == r->version->serial &&
-           (at_ns >= r->since_ns + half_ns || (r->since_ns >= at_ns && r->since_ns - at_ns < ASKED_AGAIN_NS));
+           (at_ns >= r->since_ns + half_ns ||
+            (r->since_ns >= at_ns && r->since_ns - at_ns < ASKED_AGAIN_NS && r->heard_ns <= at_ns));
 }
 
 /* A block that is here, used until it is let go. */
@@ -411,8 +412,13 @@ bool ws_lazy_applies(const struct ws_lazy *l, struct ws_version *v, size_t file,
 
 void ws_lazy_submit(struct ws_lazy *l, struct ws_lazy_read *r)
 {
+    const struct ws_store *s = l->store;
     pthread_mutex_lock(&l->store->lock);
     r->sources = r->version->sources;
+    r->heard_ns = 0;
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
+        if (r->sources & ws_bit(i) && s->pollers[i] && s->pollers[i]->contact_ns > r->heard_ns)
+            r->heard_ns = s->pollers[i]->contact_ns;
     pthread_mutex_unlock(&l->store->lock);
     r->since_ns = ws_clock_ns();
     r->next = NULL;

@@ -34,6 +34,7 @@ struct ws_lazy_read {
     /* this room's: */
     struct ws_lazy_read *next;
     uint64_t sources, since_ns; /* of its version; when it was submitted, or had a block last */
+    uint64_t heard_ns;          /* when one of them had answered last, as it was submitted */
 };
 
 /* Starts its threads. all: it is for all versions, not only for what does not come of them. */

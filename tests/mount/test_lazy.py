@@ -166,6 +166,26 @@ def test_silent_source(opened):
             assert f.read() == tail[-100:]
 
 
+def test_source_that_came_back():
+    "once the source has answered, a read asks it at once, and is not told again how the one before failed"
+    agent, _ = run()
+    mount = lazy(agent.url, "deadline=2")
+
+    def heard():
+        return float(re.search(r"^source .* contact=(\S+)", mount.text("status"), re.M).group(1))
+    with open(mount.file("actor/1/model.safetensors"), "rb") as f:
+        for at in (1, 2):
+            assert os.pread(f.fileno(), 100, 0)
+            suspend(agent.pid)
+            try:
+                with pytest.raises(OSError):
+                    os.pread(f.fileno(), 100, at * 5 << 20)
+            finally:
+                os.kill(agent.pid, signal.SIGCONT)
+            wait_for(lambda: heard() < 1, "the mount to hear of it")
+            assert os.pread(f.fileno(), 100, at * 5 << 20)
+
+
 def test_other_run():
     "a file that is open keeps its bytes when another run publishes the number: the rest is refused, and the error says so"
     agent, _ = run()
