@@ -1,17 +1,35 @@
 /* wsync doctor: what this machine has for wsync, tried out, and what is broken. */
 #include "mount-helpers/cli/agents.h"
 #include "mount-helpers/cli/json_text.h"
-#include "mount-helpers/doctor/doctor.h"
+#include "mount-helpers/doctor/probe.h"
+#include "transports/base/clock.h"
 #include "transports/base/text.h"
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#define ALL_S   120
+#define TOPIC_S 60
 
 static const struct cli_option options[] = {
     AGENTS_OPTIONS,
+    {"timeout", 0, "SECONDS", "longest time for all of it; default 120", 1, CLI_MAX_SECONDS},
     {"json", 'j', NULL, "print JSON"},
     {0},
 };
+
+static void tell(struct doctor *d, enum doctor_state state, const char *name, const char *text)
+{
+    json_t *o = json_pack("{s:s,s:i,s:s}", "name", name, "state", (int)state, "text", text);
+    char *line = o ? json_dumps(o, JSON_COMPACT) : NULL, *whole = NULL;
+    if (line && asprintf(&whole, "%s\n", line) > 0) {
+        d->tell(d, whole);
+        free(whole);
+    }
+    free(line);
+    json_decref(o);
+}
 
 void doctor_say(struct doctor *d, enum doctor_state state, const char *name, const char *format, ...)
 {
@@ -22,6 +40,10 @@ void doctor_say(struct doctor *d, enum doctor_state state, const char *name, con
     vsnprintf(text, sizeof text, format, ap);
     va_end(ap);
     ws_text_clean(text);
+    if (d->tell) {
+        tell(d, state, name, text);
+        return;
+    }
     d->n_broken += state == DOCTOR_BROKEN;
     if (d->rows)
         json_array_append_new(d->rows,
@@ -30,17 +52,31 @@ void doctor_say(struct doctor *d, enum doctor_state state, const char *name, con
         printf("%-6s  %-25s  %s\n", states[state], name, text);
 }
 
+static void look_at_ucx(struct doctor *d, void *arg)
+{
+    (void)arg;
+    doctor_ucx(d);
+}
+
+static void look_at_gpus(struct doctor *d, void *arg)
+{
+    (void)arg;
+    doctor_gpu(d);
+}
+
 static int run(const struct cli_args *args)
 {
     const char *topic = cli_word(args, 0);
-    struct doctor d = {.rows = cli_has(args, "json") ? json_array() : NULL};
+    struct doctor d = {.rows = cli_has(args, "json") ? json_array() : NULL,
+                       .end_ms = ws_clock_ms() + cli_u64(args, "timeout", ALL_S) * 1000};
     const bool ucx = topic && strcmp(topic, "ucx") == 0;
     if (topic && !ucx && strcmp(topic, "gpu") != 0)
         return cli_usage("there is no topic '%s'; there are gpu and ucx", topic);
     if (ucx) {
-        doctor_ucx(&d);
+        doctor_probe(&d, &(struct doctor_probe){"UCX", "UCX and its fabric", TOPIC_S, .run = look_at_ucx});
     } else if (topic) {
-        doctor_gpu(&d);
+        doctor_probe(
+            &d, &(struct doctor_probe){"GPU", "the driver and its devices", TOPIC_S, .run = look_at_gpus});
     } else {
         doctor_machine(&d, args);
         doctor_access(&d, args);
@@ -67,7 +103,10 @@ const struct cli_command cmd_doctor = {
         "ucx: UCX's release, variables and transports, RDMA devices, and whether bytes come through.\n\n"
         "A line says ok; note: it is not there, or there could be more, which is no failure; or "
         "broken: it is there "
-        "and does not work. The exit status is 1 when something is broken. gpu takes some 200 MiB "
+        "and does not work. The exit status is 1 when something is broken. Each check has its own time, 5 s "
+        "to 60 s, "
+        "and all of them have --timeout; what takes longer is ended, and a line says so. gpu takes some 200 "
+        "MiB "
         "of memory, and of a "
         "device, for a moment.",
     .examples = "wsync doctor\nwsync doctor gpu\nwsync doctor ucx\nwsync doctor gpu --json | jq -r "

@@ -3,6 +3,7 @@
 #define WS_MOUNT_HELPERS_DOCTOR_DOCTOR_H
 #include "mount-helpers/cli/cli.h"
 #include <jansson.h>
+#include <stdint.h>
 
 enum doctor_state {
     DOCTOR_OK,
@@ -13,6 +14,10 @@ enum doctor_state {
 struct doctor {
     json_t *rows; /* NULL: text */
     unsigned n_broken;
+    uint64_t end_ms; /* of all of it */
+    /* In a probe's process (probe.h): where a line goes, of JSON; NULL: it is printed. */
+    void (*tell)(struct doctor *d, const char *line);
+    int out;
 };
 
 __attribute__((format(printf, 4, 5))) void doctor_say(struct doctor *d, enum doctor_state state,

@@ -1,6 +1,6 @@
 /* Who can read: mounts, sockets and ports of this host, a line each. */
 #include "backends/trainer/api/agent_address.h"
-#include "mount-helpers/doctor/doctor.h"
+#include "mount-helpers/doctor/probe.h"
 #include "transports/access/local_token.h"
 #include "transports/access/loopback.h"
 #include <arpa/inet.h>
@@ -19,6 +19,9 @@
 #define NAME         40
 #define USUAL_PORT   18861
 #define ANSWER_S     2
+#define MOUNT_S      20 /* its files are read, and its engines asked */
+#define SOCKET_S     5
+#define PORT_S       10
 #define FAMILY_WSYNC "fuse.wsync"
 
 static const char *user(uid_t uid, char out[NAME])
@@ -70,20 +73,29 @@ static bool one_mount(struct doctor *d, const struct mntent *m)
     return true;
 }
 
+static void look_at_mount(struct doctor *d, void *entry)
+{
+    const struct mntent *m = entry;
+    if (one_mount(d, m))
+        doctor_adapters(d, m->mnt_dir);
+}
+
 static void mounts(struct doctor *d)
 {
-    FILE *f = setmntent("/proc/self/mounts", "r");
-    for (const struct mntent *m; f && (m = getmntent(f));)
-        if (strcmp(m->mnt_type, FAMILY_WSYNC) == 0 && one_mount(d, m))
-            doctor_adapters(d, m->mnt_dir);
+    FILE *f = setmntent("/proc/self/mounts", "re");
+    for (struct mntent *m; f && (m = getmntent(f));)
+        if (strcmp(m->mnt_type, FAMILY_WSYNC) == 0)
+            doctor_probe(
+                d, &(struct doctor_probe){"mount", m->mnt_dir, MOUNT_S, .run = look_at_mount, .arg = m});
     if (f)
         endmntent(f);
 }
 
 /* --- sockets --- */
 
-static void a_socket(struct doctor *d, const char *path)
+static void look_at_socket(struct doctor *d, void *arg)
 {
+    const char *path = arg;
     char owner[NAME + 16], name[NAME];
     struct stat st;
     if (stat(path, &st) != 0 || !S_ISSOCK(st.st_mode))
@@ -124,8 +136,9 @@ static unsigned status_without_token(unsigned port)
     return status;
 }
 
-static void a_port(struct doctor *d, unsigned port)
+static void look_at_port(struct doctor *d, void *arg)
 {
+    const unsigned port = *(const unsigned *)arg;
     char url[40], owner_name[NAME], both[NAME + 16], secret[WS_TOKEN_SECRET_CHARS + 1];
     uid_t owner;
     snprintf(url, sizeof(url), "http://127.0.0.1:%u", port);
@@ -145,13 +158,21 @@ static void a_port(struct doctor *d, unsigned port)
     explicit_bzero(secret, sizeof(secret));
 }
 
+static void a_port(struct doctor *d, unsigned port)
+{
+    char what[32];
+    snprintf(what, sizeof(what), "%u", port);
+    doctor_probe(d, &(struct doctor_probe){"port", what, PORT_S, .run = look_at_port, .arg = &port});
+}
+
 void doctor_access(struct doctor *d, const struct cli_args *args)
 {
     const char *agent = ws_agent_address(cli_get(args, "agent"));
     unsigned port = 0;
     mounts(d);
     if (strncmp(agent, "unix:", 5) == 0)
-        a_socket(d, agent + 5);
+        doctor_probe(d, &(struct doctor_probe){"socket", agent + 5, SOCKET_S, .run = look_at_socket,
+                                               .arg = (char *)(uintptr_t)agent + 5});
     a_port(d, USUAL_PORT);
     if (ws_loopback_port(agent, &port) && port != USUAL_PORT)
         a_port(d, port);

@@ -2,7 +2,7 @@
 #include "fs/session.h"
 #include "mount-helpers/cli/agents.h"
 #include "mount-helpers/cli/version.h"
-#include "mount-helpers/doctor/doctor.h"
+#include "mount-helpers/doctor/probe.h"
 #include "transports/memory/available.h"
 #include "transports/memory/region.h"
 #include <errno.h>
@@ -15,6 +15,8 @@
 #include <unistd.h>
 
 #define ENOUGH_FILES 4096
+#define MACHINE_S    10
+#define AGENT_S      20
 
 static void kernel(struct doctor *d)
 {
@@ -65,34 +67,47 @@ static void limit(struct doctor *d, int which, const char *name, rlim_t enough, 
                    l.rlim_cur >= enough ? "" : what);
 }
 
-static void agent(struct doctor *d, const struct cli_args *args)
+static void ask_agent(struct doctor *d, void *source)
 {
-    const char *named = cli_get(args, "agent") ? cli_get(args, "agent") : getenv("WSYNC_AGENT");
+    struct ws_source *s = source;
     struct ws_error err = {0};
-    struct stat st;
     json_t *models = NULL;
-    if ((!named || !*named) && stat(WS_AGENT_SOCKET, &st) != 0) {
-        doctor_say(d, DOCTOR_NOTE, "agent",
-                   "none on this host at " WS_AGENT_SOCKET "; --agent names another");
-        return;
-    }
-    struct ws_source *s = agents_open(args, 0);
     if (ws_source_models(s, NULL, 0, 0, NULL, &models, &err) == 0)
         doctor_say(d, DOCTOR_OK, "agent", "%s answers and lists %zu models", s->url,
                    json_array_size(json_object_get(models, "models")));
     else
         doctor_say(d, DOCTOR_BROKEN, "agent", "%s does not answer: %s", s->url, err.text);
     json_decref(models);
+}
+
+static void agent(struct doctor *d, const struct cli_args *args)
+{
+    const char *named = cli_get(args, "agent") ? cli_get(args, "agent") : getenv("WSYNC_AGENT");
+    struct stat st;
+    if ((!named || !*named) && stat(WS_AGENT_SOCKET, &st) != 0) {
+        doctor_say(d, DOCTOR_NOTE, "agent",
+                   "none on this host at " WS_AGENT_SOCKET "; --agent names another");
+        return;
+    }
+    struct ws_source *s = agents_open(args, 0);
+    doctor_probe(d, &(struct doctor_probe){"agent", s->url, AGENT_S, true, ask_agent, s});
     ws_source_close(s);
 }
 
-void doctor_machine(struct doctor *d, const struct cli_args *args)
+static void look_at_machine(struct doctor *d, void *arg)
 {
+    (void)arg;
     kernel(d);
     memory(d);
     limit(d, RLIMIT_MEMLOCK, "locked memory", RLIM_INFINITY, " bytes",
           "a GPU's driver may refuse to pin more: raise LimitMEMLOCK, ulimit -l");
     limit(d, RLIMIT_NOFILE, "open files", ENOUGH_FILES, "",
           "few for versions of many files: raise LimitNOFILE, ulimit -n");
+}
+
+void doctor_machine(struct doctor *d, const struct cli_args *args)
+{
+    doctor_probe(
+        d, &(struct doctor_probe){"kernel", "kernel, memory and limits", MACHINE_S, .run = look_at_machine});
     agent(d, args);
 }

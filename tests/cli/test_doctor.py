@@ -58,6 +58,27 @@ def test_machine():
     assert "kernel" in text and text.startswith("ok "), text
 
 
+def test_what_hangs():
+    "what does not answer is ended and named, and the rest is looked at; with --timeout nothing takes longer than that"
+    need_fuse()
+    agent = Agent()
+    mount = Mount(agent.url)
+    suspend(mount.pid)
+    suspend(agent.pid)
+    try:
+        text = wsync("doctor", "--agent", agent.url, check=False, timeout=120).stdout
+        # where mounts of other tests hang, too, it may not have its turn
+        assert re.search(rf"^note +mount +{mount.path}: (the look at it was ended after \d+ s|not looked at)", text, re.M), text
+        assert re.search(rf"^broken +agent +{agent.url}", text, re.M), text
+        assert re.search(r"^ok +kernel ", text, re.M), text
+        r = wsync("doctor", "--timeout", 2, "--agent", agent.url, check=False, timeout=60)
+        assert r.returncode == 1 and re.search(rf"^broken +agent +{agent.url}: the look at it was ended after [12] s", r.stdout, re.M), r.stdout
+        assert "not looked at, since the time is over; --timeout gives more" in r.stdout, r.stdout
+    finally:
+        os.kill(agent.pid, signal.SIGCONT)
+        os.kill(mount.pid, signal.SIGCONT)
+
+
 def test_usage():
     "an unknown topic is refused"
     r = wsync("doctor", "feet", check=False)
