@@ -7,7 +7,7 @@
  * There are no locks: v1/.writer says who writes. Whoever opens the archive takes it over, so that a restarted agent
  * need not wait; who wrote before sees that before it makes anything visible, and stops. When the other one has ended,
  * it goes on from the listing that it finds. The listing is replaced only where it still is what this writer knows
- * (If-Match), by stores that can do that.
+ * (If-Match), by stores that can do that, and say what it is (ETag).
  *
  * Readers list nothing: they know names by v1/models, which is asked for with the ETag that was there before. Only who
  * opens it to write lists keys, to remove what a crash left, and to list what is whole and was not listed any more. A
@@ -88,6 +88,16 @@ static int bucket_open(const char *root, const struct ws_archive_store_options *
     return 0;
 }
 
+static void write_unconditionally(struct bucket *s)
+{
+    if (!s->is_unconditional)
+        ws_log(WS_LOG_WARN, "archive",
+               "the store of %s has no conditional writes: what two processes write there in the same moment "
+               "may be listed late",
+               s->head.root);
+    s->is_unconditional = true;
+}
+
 /* --- reading --- */
 
 static int bucket_get(struct ws_archive_store *s, const char *path, size_t most,
@@ -98,8 +108,11 @@ static int bucket_get(struct ws_archive_store *s, const char *path, size_t most,
     const bool is_base = b->id[0] && !stamp && strcmp(key_of(s, path), LISTING) == 0;
     if (is_base) /* of what is written next */
         b->listing_etag[0] = 0;
-    return ws_s3_get(s3_of(s), key_of(s, path), most, is_base ? b->listing_etag : stamp, false, cancel, text,
-                     n, err);
+    const int rc = ws_s3_get(s3_of(s), key_of(s, path), most, is_base ? b->listing_etag : stamp, false,
+                             cancel, text, n, err);
+    if (rc == 0 && is_base && !b->listing_etag[0]) /* a condition on what is there cannot be said */
+        write_unconditionally(b);
+    return rc;
 }
 
 static int bucket_reader_open(struct ws_archive_store *s, struct ws_archive_reader **out,
@@ -256,14 +269,10 @@ static int put_listing(struct bucket *s, const char *key, const void *bytes, siz
     if (rc == -ESTALE)
         return ws_error_set(err, ESTALE, "another process has written the archive %s at the same moment",
                             s->head.root);
+    if (rc == -EOPNOTSUPP || (rc == 0 && !s->listing_etag[0]))
+        write_unconditionally(s);
     if (rc != -EOPNOTSUPP)
         return rc;
-    if (!s->is_unconditional)
-        ws_log(WS_LOG_WARN, "archive",
-               "the store of %s has no conditional writes: what two processes write there in the same moment "
-               "may be listed late",
-               s->head.root);
-    s->is_unconditional = true;
     return ws_s3_put(s->s3, key, bytes, n, NULL, err);
 }
 
