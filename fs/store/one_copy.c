@@ -309,13 +309,30 @@ static void free_tables(struct move *m)
     ws_part_moves_free(m->parts);
 }
 
-/* What the name goes on with. A version that is here in part has the headers that are here. */
+/* Of a file: the header that is known, whether its blocks are here or not, since a switch compares with it (switch/gate.h): a version
+ * that is on its way back goes again before they are. Else the one that is here. NULL: none, or there is no memory. */
+static struct ws_safetensors *header_of(struct ws_version *v, size_t file)
+{
+    const struct ws_manifest_file *f = &((struct ws_manifest *)atomic_load(&v->manifest))->files[file];
+    const struct ws_safetensors *known = atomic_load_explicit(&v->files[file].header, memory_order_acquire);
+    struct ws_safetensors *st = NULL;
+    struct ws_error err;
+
+    if (known)
+        return ws_safetensors_copy(known);
+    if (!f->header_bytes || !ws_content_has(v, file, 0, ws_content_header_blocks(f)) ||
+        ws_safetensors_parse(ws_region_data(ws_content_region(v, file)), f->header_bytes, f->size_bytes, &st,
+                             &err) < 0)
+        return NULL;
+    return st;
+}
+
+/* What the name goes on with. */
 static int make_tables(struct move *m, bool with_bytes)
 {
     struct ws_version *from = m->from;
     const struct ws_manifest *of = atomic_load(&from->manifest);
     const size_t n = of->n_files + 1;
-    struct ws_error err;
     bool ok;
 
     m->headers = calloc(n, sizeof(*m->headers));
@@ -328,10 +345,8 @@ static int make_tables(struct move *m, bool with_bytes)
         const struct ws_manifest_file *f = &of->files[i];
         if (with_bytes)
             ok = (m->here[i] = calloc((f->n_blocks + 63) / 64 + 1, sizeof(*m->here[i]))) != NULL;
-        if (ok && m->manifest && f->header_bytes && ws_content_has(from, i, 0, ws_content_header_blocks(f)) &&
-            ws_safetensors_parse(ws_region_data(ws_content_region(from, i)), f->header_bytes, f->size_bytes,
-                                 &m->headers[i], &err) < 0)
-            m->headers[i] = NULL;
+        if (ok && m->manifest)
+            m->headers[i] = header_of(from, i);
     }
     return ok ? 0 : -ENOMEM;
 }

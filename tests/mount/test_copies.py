@@ -364,6 +364,35 @@ def test_cut_in_the_middle():
         assert copy_of(mount)["holds"] == "1", copy_of(mount)
 
 
+def test_again_on_the_way_back():
+    "a switch that is asked for again while the copy is on its way back is not refused because of the current version's layout"
+    run = Run(LARGE)
+    gate = Cut(run.url, 0, 1 << 60, True)
+    mount = Mount(gate.url, ONE + ",streams=1,threads=1,deadline=10")
+    pull(mount, 1)
+    mount.write("1", "actor/version")
+    run.step(share=0.03)
+    mount.wait_version("actor", 2)
+
+    def switch():
+        with contextlib.suppress(OSError):
+            mount.write("2", "actor/version")
+    for _ in range(8):
+        gate.of_deltas, gate.left = 330000, 1 << 20
+        thread = threading.Thread(target=switch)
+        thread.start()
+        wait_for(lambda t=thread: int(progress(mount, 2).get("have_bytes", 0)) > 0 or not t.is_alive(), "a block")
+        with contextlib.suppress(OSError):  # it may have come through
+            mount.write("cancel", "actor/ctl")
+        gate.of_deltas = 1 << 50
+        gate.open()
+        thread.join()
+        mount.write("2", "actor/version")
+        same(mount, 2, run.folders[2])
+        mount.write("1", "actor/version")
+    same(mount, 1, run.folders[1])
+
+
 def test_source_ends_in_the_middle():
     "a source that goes away while the copy is half patched costs nothing: the current version is there again"
     run = Run(LARGE)

@@ -54,16 +54,13 @@ static const char stock[] =
     "\"p\xC3\xA4th/with slash\":{\"dtype\":\"BOOL\",\"shape\":[2],\"data_offsets\":[35,37]}}   "
     "\x07\0\0\0\0\0\0\0\0\0\0\0\0\0\x80?\0\0\0@\0\0@@\0\0\x80@\0\0\xA0@\x01\x02\x03\x01\0";
 
-static void test_stock_file(void **state)
+static void assert_stock(const struct ws_safetensors *st)
 {
     static const char *const names[] = {"a.bias", "b.weight", "empty", "p\xC3\xA4th/with slash", "scalar"};
     const size_t bytes = sizeof(stock) - 1, begin = 8 + 0x168;
-    struct ws_safetensors *st;
     const struct ws_tensor *t;
     float value;
 
-    (void)state;
-    assert_int_equal(ws_safetensors_parse(stock, bytes, bytes, &st, &err), 0);
     assert_int_equal(st->file_bytes, bytes);
     assert_int_equal(st->data_begin, begin);
     assert_int_equal(st->n_tensors, LENGTH(names));
@@ -90,10 +87,23 @@ static void test_stock_file(void **state)
     assert_int_equal(t->n_dims, 0);
     assert_null(ws_safetensors_find(st, "absent"));
     assert_null(ws_safetensors_find(st, "__metadata__"));
-    ws_safetensors_free(st);
 }
 
-/* The stock file, truncated anywhere or grown by a byte, is refused. */
+static void test_stock_file(void **state)
+{
+    const size_t bytes = sizeof(stock) - 1;
+    struct ws_safetensors *st;
+
+    (void)state;
+    assert_int_equal(ws_safetensors_parse(stock, bytes, bytes, &st, &err), 0);
+    assert_stock(st);
+    struct ws_safetensors *copy = ws_safetensors_copy(st);
+    ws_safetensors_free(st); /* of which the copy needs nothing */
+    assert_non_null(copy);
+    assert_stock(copy);
+    ws_safetensors_free(copy);
+}
+
 static void test_stock_file_cut(void **state)
 {
     const size_t bytes = sizeof(stock) - 1;

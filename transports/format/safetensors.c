@@ -383,6 +383,20 @@ const struct ws_tensor *ws_safetensors_find(const struct ws_safetensors *st, con
     return bsearch(&key, st->tensors, st->n_tensors, sizeof(struct ws_tensor), by_name);
 }
 
+struct ws_safetensors *ws_safetensors_copy(const struct ws_safetensors *st)
+{
+    struct builder b = {.data_begin = st->data_begin,
+                        .tensors = {.ptr = st->tensors, .len = st->n_tensors},
+                        .metadata = st->metadata};
+    bool ok = true;
+
+    for (size_t i = 0; ok && i < st->n_tensors; i++)
+        ok = ws_bytes_append_all(&b.names, st->tensors[i].name, strlen(st->tensors[i].name) + 1) == 0;
+    struct ws_safetensors *copy = ok ? pack(&b, st->file_bytes) : NULL;
+    ws_bytes_reset(&b.names);
+    return copy;
+}
+
 void ws_safetensors_free(struct ws_safetensors *st)
 {
     free(st); /* one block */

@@ -50,6 +50,7 @@ WS_MUST_USE int ws_safetensors_layout(const struct ws_tensor *specs, size_t n, c
                                       struct ws_safetensors **out, void **header, struct ws_error *err);
 /* NULL when there is no such tensor. Binary search. */
 const struct ws_tensor *ws_safetensors_find(const struct ws_safetensors *st, const char *name);
-void ws_safetensors_free(struct ws_safetensors *st); /* NULL is fine */
+struct ws_safetensors *ws_safetensors_copy(const struct ws_safetensors *st); /* NULL: no memory */
+void ws_safetensors_free(struct ws_safetensors *st);                         /* NULL is fine */
 
 #endif
