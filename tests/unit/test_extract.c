@@ -244,6 +244,38 @@ static void test_stacked_experts(void **state)
     }
 }
 
+/* Renames whose file's name has the held one within (transformers' kimi_k25): one is applied to a held name, and to none that
+ * the caller gives in the file's names already. */
+static void test_renames_within_themselves(void **state)
+{
+    static const wsync_rename renames[] = {{"lm_head", "language_model.lm_head"}, {".mlp.", ".moe.mlp."}};
+    static const struct {
+        const char *held, *file;
+    } cases[] = {{"lm_head.weight", "language_model.lm_head.weight"},
+                 {"language_model.lm_head.weight", "language_model.lm_head.weight"},
+                 {"other_model.lm_head.weight", "other_model.language_model.lm_head.weight"},
+                 {"layers.0.mlp.up.weight", "layers.0.moe.mlp.up.weight"},
+                 {"layers.0.moe.mlp.up.weight", "layers.0.moe.mlp.up.weight"}};
+    wsync_extract_options o = fsdp;
+    o.renames = renames;
+    o.n_renames = 2;
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        float value = 1;
+        wsync_held h = {.name = cases[i].held,
+                        .dtype = WSYNC_F32,
+                        .n_dims = 1,
+                        .shape = {1},
+                        .local = {1},
+                        .data = &value};
+        wsync_extraction *e;
+        size_t n;
+        assert_int_equal(wsync_extract(&o, &h, 1, &e), 0);
+        assert_string_equal(wsync_extraction_params(e, &n)[0].name, cases[i].file);
+        wsync_extraction_free(e);
+    }
+}
+
 /* --- what is refused --- */
 
 static void test_refusals(void **state)
@@ -502,10 +534,15 @@ static void test_dtypes_and_moves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_meshes),           cmocka_unit_test(test_stacked_experts),
-        cmocka_unit_test(test_wrappers),         cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_dtypes_and_moves), cmocka_unit_test(test_adapter),
-        cmocka_unit_test(test_sections),         cmocka_unit_test(test_sizes_of_elements),
+        cmocka_unit_test(test_meshes),
+        cmocka_unit_test(test_stacked_experts),
+        cmocka_unit_test(test_wrappers),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_dtypes_and_moves),
+        cmocka_unit_test(test_adapter),
+        cmocka_unit_test(test_sections),
+        cmocka_unit_test(test_sizes_of_elements),
+        cmocka_unit_test(test_renames_within_themselves),
     };
     return cmocka_run_group_tests_name("extract", tests, NULL, NULL);
 }

@@ -124,6 +124,15 @@ static bool ends_with(const char *name, const char *end, size_t *prefix)
     return true;
 }
 
+/* Does the file's name of a part stand there already, of which found is the held one? So it is where the caller gives
+ * some tensors in the file's names: "lm_head" in "language_model.lm_head", which it would be renamed to. */
+static bool is_renamed(const wsync_rename *r, const char *name, const char *found)
+{
+    const char *within = strstr(r->file, r->held);
+    return within && found - name >= within - r->file &&
+           strncmp(found - (within - r->file), r->file, strlen(r->file)) == 0;
+}
+
 /* Each rename once, where it is found first. */
 static int rename_part(const wsync_extract_options *o, struct ws_fused_part *p, struct ws_error *err)
 {
@@ -131,7 +140,7 @@ static int rename_part(const wsync_extract_options *o, struct ws_fused_part *p, 
         const wsync_rename *r = &o->renames[i];
         const char *found = strstr(p->name, r->held);
         char *name;
-        if (!found)
+        if (!found || is_renamed(r, p->name, found))
             continue;
         if (asprintf(&name, "%.*s%s%s", (int)(found - p->name), p->name, r->file, found + strlen(r->held)) <
             0)
