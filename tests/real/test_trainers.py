@@ -67,6 +67,19 @@ def test_autotp_refuses():
     Ground().ranks(2, "deepspeed_ranks.py", "autotp-3-heads", "autotp-zero3", "autotp-master")
 
 
+def test_deepspeed_experts():
+    "DeepSpeed's own experts (deepspeed.moe) over 2 and 4 ranks, without ZeRO and with stages 1 and 2, masters, and whole on each rank, in its checkpoints' numbers"
+    need("deepspeed")
+    compared(2, "deepspeed_ranks.py", "experts", "experts-zero1", "experts-zero2", "experts-whole")
+    compared(4, "deepspeed_ranks.py", "experts", "experts-zero2", "experts-zero2-master")
+
+
+def test_deepspeed_refuses():
+    "expert parallel layers that are not DeepSpeed's own, AutoEP, and AutoTP's layers in place of Conv1D"
+    need("deepspeed")
+    Ground().ranks(2, "deepspeed_ranks.py", "experts-unknown", "experts-auto", "autotp-transposed")
+
+
 def test_peft():
     "PEFT's adapters alone: over 2 ranks of FSDP2, FSDP1, DDP, ZeRO 2 and 3, parameters and masters; over 3 of FSDP2 and ZeRO 3, with padding"
     need("peft")

@@ -1,13 +1,15 @@
 """Ranks of DeepSpeed's ZeRO over gloo: deepspeed_ranks.py CASE..."""
+import glob
 import os
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed
 import torch
+from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import wsync
-from common import batch, gathered, main, publisher, save, save_adapter, with_adapter
+from common import EXPECTED, batch, gathered, main, publisher, rank, save, save_adapter, with_adapter
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else compiled at the first start, which takes 45 s
 deepspeed.init_distributed("gloo")
@@ -156,6 +158,97 @@ def autotp(case, stage, tied=False, size=2, heads=2, inner=73, master=False):
     pub.close()
 
 
+class Sparse(torch.nn.Module):
+    """Two layers of DeepSpeed's own experts, `spread` over as many ranks."""
+
+    def __init__(self, spread):
+        from deepspeed.moe.layer import MoE
+
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed_tokens = torch.nn.Embedding(VOCABULARY, 24)
+        self.layers = torch.nn.ModuleList(MoE(24, Expert(24, 17), num_experts=4, ep_size=spread, k=1, min_capacity=0) for _ in range(2))
+        self.lm_head = torch.nn.Linear(24, VOCABULARY)
+
+    def forward(self, tokens):
+        x = self.embed_tokens(tokens)
+        for layer in self.layers:
+            x = x + layer(x)[0].to(x.dtype)
+        return torch.nn.functional.cross_entropy(self.lm_head(x.to(self.lm_head.weight.dtype)).flatten(0, 1).float(), tokens.flatten())
+
+
+class Expert(torch.nn.Module):
+    def __init__(self, size, inner):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(size, inner), torch.nn.Linear(inner, size)
+        self.register_buffer("scale", torch.rand(size))
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x.to(self.up.weight.dtype)))) * self.scale
+
+
+def experts(case, stage, spread, master=False):
+    """DeepSpeed's own experts, against its checkpoints, which number them over all ranks."""
+    from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
+
+    config = {
+        "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": {"stage": stage},
+    }  # fmt: skip
+    model = Sparse(spread)
+    groups = split({"params": list(model.parameters()), "name": "all"})
+    engine, *_ = deepspeed.initialize(model=model, config=config, optimizer=torch.optim.AdamW(groups, lr=1e-2))
+    for i, layer in enumerate(layer.deepspeed_moe for layer in engine.module.layers):
+        first = torch.distributed.get_rank(layer.ep_group) * layer.num_local_experts
+        for j, expert in enumerate(layer.experts.deepspeed_experts, first):
+            expert.scale.copy_(torch.arange(24) + 100 * i + 10 * j)
+    pub = None
+    for version in (1, 2):
+        engine.backward(engine(batch(VOCABULARY, 7 * version + rank())[:1]))
+        engine.step()
+        folder = os.path.join(EXPECTED, case, str(version))
+        engine.save_checkpoint(folder, tag="all")
+        if rank() == 0:
+            found = torch.load(os.path.join(folder, "all", "mp_rank_00_model_states.pt"), weights_only=False)["module"]
+            for file in glob.glob(os.path.join(folder, "all", "layer_*_expert_*_model_states.pt")):
+                found.update(torch.load(file, weights_only=False))
+            save_file({n: t.to(torch.bfloat16).contiguous() for n, t in found.items()}, os.path.join(folder, "model.safetensors"))
+        torch.distributed.barrier()
+        pub = pub or publisher(case, wsync.deepspeed(engine, master=master), hf_config=None, dtype="bfloat16")
+        pub.offload(version)
+        pub.wait_published(version)
+    pub.close()
+
+
+def unknown_experts(case):
+    """Parameters that are marked as DeepSpeed's layers mark experts', in a layer of somebody else's."""
+    model = dense()
+    engine, *_ = deepspeed.initialize(model=model, config={"train_micro_batch_size_per_gpu": 1}, optimizer=torch.optim.AdamW(model.parameters()))
+    marked = model.model.layers[0].mlp.up_proj.weight
+    marked.allreduce, marked.group_name = False, "ep_size_2"
+    publisher(case, wsync.deepspeed(engine), hf_config=None).offload(1)
+
+
+def auto_experts(case):
+    """AutoEP puts its own layers in place of a model's experts."""
+    config = {"train_micro_batch_size_per_gpu": 1, "expert_parallel": {"enabled": True, "autoep_size": 2}}
+    torch.manual_seed(0)
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, tie_word_embeddings=False, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2))
+    engine, *_ = deepspeed.initialize(model=model, config=config)
+    publisher(case, wsync.deepspeed(engine), hf_config=None).offload(1)
+
+
+def transposed(case):
+    """The layer that AutoTP puts in place of transformers' Conv1D, which it turns over, in a square one."""
+    from deepspeed.module_inject.layers import Conv_LinearALlreduce
+    from transformers.pytorch_utils import Conv1D
+
+    model, square = torch.nn.Module(), Conv1D(48, 48)
+    square.bias = None
+    model.c_proj = Conv_LinearALlreduce(square, torch.distributed.group.WORLD, name="c_proj")
+    publisher(case, wsync.deepspeed(model), hf_config=None).offload(1)
+
+
 CPU = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
 main({
     "zero1": lambda c: train(c, 1),
@@ -181,6 +274,14 @@ main({
     "autotp-3-heads": lambda c: refused("cuts its 60 columns unevenly, into 40, 20", autotp, c, 1, heads=3),
     "autotp-zero3": lambda c: refused("ZeRO-3 partitions its part further", autotp, c, 3),
     "autotp-master": lambda c: refused("publish with master=False", autotp, c, 1, master=True),
+    "experts": lambda c: experts(c, 0, 2),
+    "experts-zero1": lambda c: experts(c, 1, 2),
+    "experts-zero2": lambda c: experts(c, 2, 2),
+    "experts-zero2-master": lambda c: experts(c, 2, 2, master=True),
+    "experts-whole": lambda c: experts(c, 1, 1),
+    "experts-unknown": lambda c: refused("which experts rank", unknown_experts, c),
+    "experts-auto": lambda c: refused("DeepSpeed's AutoEP", auto_experts, c),
+    "autotp-transposed": lambda c: refused("whose way of cutting is not known here", transposed, c),
     "zero3-quantised": quantised_gathers,
     "zero3-quantised-hpz": lambda c: quantised_gathers(c, zero_hpz_partition_size=2),
     "zero3-hpz": lambda c: train(c, 3, zero_hpz_partition_size=2),

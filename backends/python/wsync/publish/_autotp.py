@@ -6,6 +6,10 @@ from ..lib._library import lib
 
 _LAYER = "TensorParallel_Layer"
 _DESCRIPTION = "ds_autotp_universal_checkpoint_meta"
+# The layers that keep a part of the model's own tensor. Others transpose it (of transformers' Conv1D), or take rows and columns in another order.
+_KNOWN = {"LinearLayer", "LinearAllreduce", "LinearAllreduceWithReplicatedInput", "LmHeadLinearAllreduce", "VocabParallelLinear",
+          "VocabParallelEmbedding", "HiddenParallelEmbedding"}
+_CONVOLUTION = "TensorParallelConv2d"
 _REMEDY = "train with ZeRO alone, or publish whole tensors by wsync.tensors({name: tensor})"
 
 
@@ -35,7 +39,10 @@ def cuts_of(module) -> dict[int, Cut]:
     ranks."""
     cuts = {}
     for prefix, layer in module.named_modules():
-        if not any(c.__name__ == _LAYER for c in type(layer).__mro__):
+        classes = {c.__name__ for c in type(layer).__mro__}
+        if _CONVOLUTION in classes and layer.world_size > 1:
+            raise NotImplementedError(f"{prefix} is a {type(layer).__name__} of DeepSpeed's AutoTP, a convolution of which each rank has a part, which is not known here: {_REMEDY}")
+        if _LAYER not in classes:
             continue
         size = getattr(layer, "tp_world_size", getattr(layer, "world_size", 1))
         for name, p in layer._parameters.items() if size > 1 else ():
@@ -50,6 +57,8 @@ def cuts_of(module) -> dict[int, Cut]:
 
 def _cut(name: str, layer, p) -> Cut:
     what = f"{name} is in a {type(layer).__name__} of DeepSpeed's AutoTP"
+    if type(layer).__name__ not in _KNOWN:
+        raise NotImplementedError(f"{what}, whose way of cutting is not known here: {_REMEDY}")
     found = getattr(p, _DESCRIPTION, None)
     if found is None:
         raise NotImplementedError(f"{what}, and this release of DeepSpeed does not say how it is cut: {_REMEDY}; 0.19 says it")

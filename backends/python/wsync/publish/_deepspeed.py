@@ -7,6 +7,7 @@ from __future__ import annotations
 from ..lib._library import lib
 from ._autotp import cuts_of
 from ._conversions import Conversions
+from ._expert_parallel import Experts
 from ._fsdp import add_buffers, refuse_adapters, unwrapped
 from ._held import Held, Source
 
@@ -35,10 +36,12 @@ class DeepSpeed(Source):
     def held(self) -> Held:
         held = Held()
         self._refuse_offloaded()
-        cuts = cuts_of(self.module)
+        cuts, experts = cuts_of(self.module), Experts(self.module)
         for name, p in self.module.named_parameters():
             if not self.takes(name):
                 continue
+            experts.check(name, p)
+            name = experts.name(name)
             if type(p).__name__ == _QUANTISED:
                 raise NotImplementedError(f"{name} is a {_QUANTISED}, kept quantised by deepspeed.linear: it cannot be published as it is")
             if cuts:
@@ -49,7 +52,7 @@ class DeepSpeed(Source):
                 self._fragment(name, p, held)
             else:
                 held.add(name, p)
-        add_buffers(self.module, held, takes=self.takes)
+        add_buffers(self.module, held, takes=self.takes, name_of=experts.name)
         return held
 
     def _refuse_offloaded(self) -> None:

@@ -89,11 +89,12 @@ def refuse_adapters(model) -> None:
             raise NotImplementedError(f"{name} is in an adapter's layer (PEFT): publish what merge_and_unload() of a copy returns, the adapter alone (wsync.peft), or the tensors by wsync.tensors({{name: tensor}})")
 
 
-def add_buffers(model, held: Held, layers: dict | None = None, takes=lambda name: True) -> None:
-    """Adds the persistent buffers (router biases, running means), which files contain too. layers: Megatron's layer number by name."""
+def add_buffers(model, held: Held, layers: dict | None = None, takes=lambda name: True, name_of=lambda name: name) -> None:
+    """Adds the persistent buffers (router biases, running means), which files contain too. layers: Megatron's layer number by name.
+    name_of: the name to add one under."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 full = f"{prefix}.{name}" if prefix else name
                 if takes(full):
-                    held.add(full, buffer, layers.get(full, 0) if layers else 0)
+                    held.add(name_of(full), buffer, layers.get(full, 0) if layers else 0)
