@@ -36,6 +36,19 @@ def test_families_4():
              "qwen3-next-etp2-ep2")
 
 
+def test_fsdp_2():
+    "2 ranks of Megatron-FSDP: its buffers' shards, not gathered, and its optimizer's weights; trained by Megatron's own optimizer"
+    need("megatron.core")
+    compared(2, "megatron_fsdp_ranks.py", "shards", "trained")
+
+
+def test_fsdp_more():
+    "more of Megatron-FSDP: weights that are not sharded, or the optimizer's alone; with tensor and expert parallelism over 4 ranks"
+    need_minutes()
+    compared(2, "megatron_fsdp_ranks.py", "shards-grads", "shards-none", "trained-optim", "hugging-face")
+    compared(4, "megatron_fsdp_ranks.py", "shards-tp2", "shards-moe-ep2", env=TE)
+
+
 def test_1():
     "one rank: dense and experts, with both specs"
     need_minutes()

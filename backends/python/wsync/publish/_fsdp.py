@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from ._conversions import Conversions
 from ._held import Held, Source
+from ._megatron_fsdp import Shards, wrapper_of
 
 
 def fsdp(model, *, conversions=True) -> Source:
@@ -10,6 +11,8 @@ def fsdp(model, *, conversions=True) -> Source:
     dimension, hybrid, with tensor parallelism), FSDP1 with and without ``use_orig_params``, plain DTensors, or unsharded.
     Names are those of the Hugging Face file; experts that transformers stacks are split as transformers does when it saves
     (``conversions=False``: the module's names). A root module that a forward left unsharded is resharded.
+
+    A model in Megatron-FSDP (megatron_fsdp.fully_shard_model) too: of it each rank has the ranges that its buffers hold, after step().
 
     The model is inspected again at each offload. This calls no collective and copies nothing."""
     return Fsdp(model, conversions)
@@ -19,7 +22,9 @@ class Fsdp(Source):
     kind = "fsdp"
 
     def __init__(self, model, conversions) -> None:
-        self.model = unwrapped(model)
+        wrapper = wrapper_of(model)
+        self.model = unwrapped(model if wrapper is None else wrapper.module)
+        self._shards = None if wrapper is None else Shards([wrapper], master=False)
         self._conversions = Conversions(self.model) if conversions else None
 
     def held(self) -> Held:
@@ -30,8 +35,12 @@ class Fsdp(Source):
             elif type(module).__name__ == "FullyShardedDataParallel":
                 flat.add_module(name, module, held, self.takes)
         for name, p in self.model.named_parameters():
-            if self.takes(name) and not flat.has(name, p):
+            if not self.takes(name) or flat.has(name, p):
+                continue
+            if self._shards is None:
                 held.add(name, p)
+            else:
+                self._shards.add(held, name, p)
         add_buffers(self.model, held, takes=self.takes)
         return held
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ._fsdp import add_buffers
 from ._held import Held, Source
+from ._megatron_fsdp import Shards, is_part, wrapper_of
 
 
 def megatron(chunks, optimizer=None, *, master: bool = False) -> Source:
@@ -19,8 +20,16 @@ def megatron(chunks, optimizer=None, *, master: bool = False) -> Source:
     optimizer: what get_megatron_optimizer returned, with use_distributed_optimizer. Each rank then writes the range of each parameter
     that its shard of the optimizer has just updated: no collective call, overlapped or not, and the ranks share the work evenly.
     Frozen parameters and buffers are read from the model. master: the optimizer's fp32 masters instead of the model's values, rounded
-    to the file's dtype in the copy; the only right source where the model keeps its weights in FP8 (``fp8_param``)."""
+    to the file's dtype in the copy; the only right source where the model keeps its weights in FP8 (``fp8_param``).
+
+    Of a chunk in Megatron-FSDP each rank writes the ranges that its buffers hold, after step(); the optimizer is not needed, also with
+    master=True. No collective call."""
     chunks = list(chunks) if isinstance(chunks, (list, tuple)) else [chunks]
+    wrappers = [wrapper_of(chunk) for chunk in chunks]
+    if any(wrappers):
+        if not all(wrappers):
+            raise ValueError("some of the model chunks are in a MegatronFSDP and some are not: give what FullyShardedDataParallel returned for each")
+        return MegatronShards(wrappers, master)
     if optimizer is None:
         if master:
             raise ValueError("master=True takes the masters of a distributed optimizer: wsync.megatron(chunks, optimizer=..., master=True)")
@@ -29,7 +38,7 @@ def megatron(chunks, optimizer=None, *, master: bool = False) -> Source:
 
 
 _GROUPED = "GroupedTensor"  # Transformer Engine's class of all experts' weights in one buffer
-_SHARDED = ("FullyShardedDataParallel", "TorchFullyShardedDataParallel", "MegatronFSDP")
+_SHARDED = ("FullyShardedDataParallel", "TorchFullyShardedDataParallel")
 _GATHER_HOOK = "DistributedDataParallel._make_forward_pre_hook."
 
 
@@ -98,6 +107,8 @@ class Megatron(Source):
             _gather(ddp)
 
     def _add(self, held: Held, name: str, p, layer: int) -> None:
+        if is_part(p):
+            raise ValueError(f"{name} is sharded by Megatron-FSDP: give wsync.megatron() what FullyShardedDataParallel returned, not the model within")
         if any(hasattr(p, a) for a in _QUANTISED):
             raise NotImplementedError(f"{name} is a {type(p).__name__}, kept in FP8 or FP4 with scales of its own: give the distributed optimizer's masters, "
                                       "wsync.megatron(chunks, optimizer=..., master=True), or train without fp8_param")
@@ -135,6 +146,24 @@ class Megatron(Source):
             features.append(f"mtp_num_layers={predicted}")
         tied = any(getattr(c, "share_embeddings_and_output_weights", False) for c in self._chunks)
         return {"groups": groups, "features": features, "tied": tied}
+
+
+class MegatronShards(Megatron):
+    """Of each parameter the range that this rank's buffers of Megatron-FSDP hold. It is of the flattened local tensor."""
+
+    def __init__(self, wrappers: list, master: bool) -> None:
+        super().__init__([wrapper.module for wrapper in wrappers])
+        self._shards = Shards(wrappers, master)
+        self._master = master
+
+    def _gather(self) -> None:
+        """Nothing: step() has written the ranges into the buffers."""
+
+    def _add(self, held: Held, name: str, p, layer: int) -> None:
+        self._shards.add(held, name, p, layer)
+
+    def options(self) -> dict:
+        return _without_stored(super().options()) if self._master else super().options()
 
 
 class MegatronRanges(Megatron):
@@ -201,7 +230,9 @@ class MegatronRanges(Megatron):
         return main
 
     def options(self) -> dict:
-        found = super().options()
-        if self._master:
-            found["features"] = [f for f in found["features"] if f not in _STORED]
-        return found
+        return _without_stored(super().options()) if self._master else super().options()
+
+
+def _without_stored(options: dict) -> dict:
+    """Without what says how the model keeps weights that are not read."""
+    return {**options, "features": [f for f in options["features"] if f not in _STORED]}
