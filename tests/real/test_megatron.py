@@ -79,17 +79,19 @@ def test_more_4():
 def test_families_1():
     "the families on one rank"
     need_minutes()
-    compared(1, "megatron_family_ranks.py", "deepseek", "moonlight", "deepseek2", "glm", "mixtral", "qwen3-next", "qwen3.5")
+    compared(1, "megatron_family_ranks.py", "deepseek", "moonlight", "deepseek2", "glm", "mixtral", "qwen3-next", "qwen3.5", "qwen3.5-moe")
 
 
 def test_families_2():
     "the families over 2 ranks; Kimi-K2; norms stored less one"
     need_minutes()
     compared(2, "megatron_family_ranks.py", "deepseek-tp2", "moonlight-pp2", "deepseek2-tp2", "glm-tp2", "glm-ep2", "mixtral-ep2", "deepseek-mtp-pp2",
-             "glm-mtp-tp2", "qwen3-next-tp2", "qwen3.5-tp2", "qwen3.5-pp2", "kimi", "glm-zero-centred", "deepseek-zero-centred")
+             "glm-mtp-tp2", "qwen3-next-tp2", "qwen3.5-tp2", "qwen3.5-pp2", "qwen3.5-moe-tp2", "qwen3.5-moe-ep2", "kimi", "glm-zero-centred",
+             "deepseek-zero-centred")
 
 
 def test_families_more_4():
     "more of the families over 4 ranks"
     need_minutes()
-    compared(4, "megatron_family_ranks.py", "deepseek-tp4", "glm-tp2-pp2-ep2", "deepseek-mtp-etp2-ep2", "glm-mtp-tp2-pp2-ep2", "qwen3-next-pp2-ep2")
+    compared(4, "megatron_family_ranks.py", "deepseek-tp4", "glm-tp2-pp2-ep2", "deepseek-mtp-etp2-ep2", "glm-mtp-tp2-pp2-ep2", "qwen3-next-pp2-ep2",
+             "qwen3.5-moe-etp2-ep2", "qwen3.5-moe-pp2-ep2")

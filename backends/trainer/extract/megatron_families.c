@@ -212,6 +212,11 @@ static const struct ws_megatron_row qwen3_next_rows[] = {
      .groups = SIZE(LINEAR_KEY_HEADS)},
     THEIRS("in_proj_qkvz.weight", ANY, HIDDEN),
     THEIRS("in_proj_ba.weight", ANY, HIDDEN),
+};
+TABLE(qwen3_next);
+
+/* The one shared expert of both, which has a gate. */
+static const struct ws_megatron_row gated_expert_rows[] = {
     MATRIX(LAYER "mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight", WS_MEGATRON_WHOLE, ONE,
            HIDDEN),
     STACK(LAYER "mlp.shared_experts.linear_fc1.weight", "mlp.shared_expert.gate_proj.weight",
@@ -219,7 +224,7 @@ static const struct ws_megatron_row qwen3_next_rows[] = {
     MATRIX(LAYER "mlp.shared_experts.linear_fc2.weight", "mlp.shared_expert.down_proj.weight", ROW, HIDDEN,
            ONE_SHARED_INNER),
 };
-TABLE(qwen3_next);
+TABLE(gated_expert);
 
 /* Qwen3.5's file has them as Megatron has, in four tensors. */
 #define QKV LINEAR("in_proj_qkv.weight")
@@ -429,11 +434,15 @@ static const struct ws_megatron_family families[] = {
      .tables = {&common, &mlp, &attention, &head_norms, &experts},
      .adapters = {&attention_lora, &mlp_lora}},
     {.model_types = {"qwen3_next"},
-     .tables = {&gated, &qwen3_next, &common, &head_norms, &experts},
+     .tables = {&gated, &qwen3_next, &common, &head_norms, &experts, &gated_expert},
      .zero_centred = true,
      .gated = true},
     {.model_types = {"qwen3_5_text"},
      .tables = {&gated, &qwen3_5, &common, &head_norms, &mlp},
+     .zero_centred = true,
+     .gated = true},
+    {.model_types = {"qwen3_5_moe_text"},
+     .tables = {&gated, &qwen3_5, &common, &head_norms, &experts, &gated_expert},
      .zero_centred = true,
      .gated = true},
     {.model_types = {"mixtral"}, .tables = {&common, &attention, &mixtral}, .adapters = {&attention_lora}},

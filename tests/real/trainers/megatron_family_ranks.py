@@ -27,7 +27,8 @@ for _name in _LINEAR:
 from megatron_ranks import D, F, H, HEADS, KV, MOE_F, V, mine
 from safetensors.torch import save_file
 from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM,
-                          MixtralConfig, MixtralForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3NextConfig, Qwen3NextForCausalLM)
+                          MixtralConfig, MixtralForCausalLM, Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5TextConfig,
+                          Qwen3NextConfig, Qwen3NextForCausalLM)
 
 import wsync
 from common import EXPECTED, main, publisher, rank, save
@@ -104,18 +105,23 @@ GATED = dict(LINEAR, num_query_groups=KV, kv_channels=D, qk_layernorm=True, atte
              layernorm_zero_centered_gamma=True)
 
 
-def qwen3_5():
-    sizes = {k: v for k, v in SIZES.items() if k not in ("num_experts_per_tok", "rope_theta")}
-    hf = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes, **LINEAR, intermediate_size=F, num_key_value_heads=KV, head_dim=D, rope_parameters={
-        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}))
-    return hf, dict(GATED, num_moe_experts=None), 0.25
+ONE_SHARED = dict(moe_shared_expert_intermediate_size=MOE_F, moe_shared_expert_gate=True)
+
+
+def qwen3_5(experts=False):
+    sizes = {k: v for k, v in SIZES.items() if k != "rope_theta" and (experts or k != "num_experts_per_tok")}
+    sizes.update(LINEAR, num_key_value_heads=KV, head_dim=D, rope_parameters={
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]})
+    if experts:
+        hf = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**sizes, num_experts=E, moe_intermediate_size=MOE_F, shared_expert_intermediate_size=MOE_F))
+        return hf, dict(GATED, **ONE_SHARED), 0.25
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes, intermediate_size=F)), dict(GATED, num_moe_experts=None), 0.25
 
 
 def qwen3_next():
     hf = Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES, **LINEAR, intermediate_size=F, num_key_value_heads=KV, head_dim=D, num_experts=E,
                                               moe_intermediate_size=MOE_F, shared_expert_intermediate_size=MOE_F, norm_topk_prob=True))
-    options = dict(GATED, moe_shared_expert_intermediate_size=MOE_F, moe_shared_expert_gate=True)
-    return hf, options, 0.25
+    return hf, dict(GATED, **ONE_SHARED), 0.25
 
 
 def hugging_face(family):
@@ -304,7 +310,8 @@ def renamed(name, model_type):
 
 
 FAMILIES = {"deepseek": lambda: deepseek(24), "moonlight": lambda: deepseek(None), "deepseek2": deepseek2, "glm": glm, "mixtral": mixtral,
-            "deepseek-mtp": with_mtp(lambda: deepseek(24)), "glm-mtp": with_mtp(glm), "qwen3-next": qwen3_next, "qwen3.5": qwen3_5}
+            "deepseek-mtp": with_mtp(lambda: deepseek(24)), "glm-mtp": with_mtp(glm), "qwen3-next": qwen3_next, "qwen3.5": qwen3_5,
+            "qwen3.5-moe": lambda: qwen3_5(experts=True)}
 CASES = {f"{name}{suffix}": case(family, *sizes) for name, family in FAMILIES.items() for suffix, sizes in {
     "": (1,), "-tp2": (2, 1, 1, 2), "-pp2": (1, 2), "-tp2-ep2": (2, 1, 2), "-ep2": (1, 1, 2), "-tp4": (4, 1, 1, 4), "-tp2-pp2-ep2": (2, 2, 2),
     "-pp2-ep2": (1, 2, 2), "-etp2-ep2": (2, 1, 2, 2)}.items()}  # fmt: skip

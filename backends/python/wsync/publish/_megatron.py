@@ -12,7 +12,7 @@ from ._megatron_fsdp import Shards, is_part, wrapper_of
 
 def megatron(chunks, optimizer=None, *, master: bool = False) -> Source:
     """A Megatron-core GPTModel, or the list of this rank's model chunks (virtual pipeline stages), wrapped or not:
-    Llama, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5 (text, dense), Gemma 2 and 3, Mixtral, Nemotron-H, DeepSeek-V2 and V3 (R1, Moonlight), Kimi-K2, MiMo
+    Llama, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5 (text), Gemma 2 and 3, Mixtral, Nemotron-H, DeepSeek-V2 and V3 (R1, Moonlight), Kimi-K2, MiMo
     GLM-4 without experts (glm4) and GLM-4.5 to 4.7 (glm4_moe), of the local spec and of Transformer Engine's, with tensor, pipeline, expert and expert-tensor parallelism. config.json's
     model_type says which; what is not known of it is refused by name. The publisher needs ``hf_config``. With overlap_param_gather pass
     the DistributedDataParallel object: its parameters are gathered at each offload, which is then a collective call.
