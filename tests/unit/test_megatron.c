@@ -331,6 +331,49 @@ static void test_router_bias_with_base(void **state)
     unlink(m.config);
 }
 
+/* A base whose experts are in one tensor, beside which each expert's would be a second copy. */
+static void test_base_with_stacked_experts(void **state)
+{
+    static const char config[] =
+        "{\"model_type\":\"qwen3_5_moe_text\",\"hidden_size\":2,\"moe_intermediate_size\":2,"
+        "\"num_experts\":1}";
+    static const char *const features[] = {"layernorm_zero_centered_gamma"};
+    static const struct {
+        const char *name;
+        bool refused;
+    } all[] = {{"model.layers.0.mlp.experts.down_proj", true},
+               {"model.layers.1.mlp.experts.down_proj", false},
+               {"model.layers.0.mlp.shared_experts.down_proj", false}};
+    const wsync_held h = {.name = "decoder.layers.0.mlp.experts.linear_fc2.weight0",
+                          .dtype = WSYNC_F32,
+                          .n_dims = 2,
+                          .shape = {2, 2},
+                          .local = {2, 2},
+                          .layer = 1};
+    struct gpt m = {0};
+    (void)state;
+    write_text(&m, config, (int)strlen(config));
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        char folder[32];
+        wsync_extraction *e;
+        write_base(folder, all[i].name, "F32", 16);
+        const wsync_extract_options o = {.struct_size = sizeof(o),
+                                         .kind = "megatron",
+                                         .hf_config = m.config,
+                                         .base = folder,
+                                         .features = features,
+                                         .n_features = 1};
+        if (all[i].refused) {
+            refused(-EOPNOTSUPP, &o, &h, all[i].name, "leave base= out");
+        } else {
+            assert_int_equal(wsync_extract(&o, &h, 1, &e), 0);
+            wsync_extraction_free(e);
+        }
+        remove_base(folder);
+    }
+    unlink(m.config);
+}
+
 /* A model, or a rank that has them, with fewer layers of multi-token prediction than config.json: refused, unless a base has the
  * others; a model without any is not. */
 static void test_missing_mtp_layers(void **state)
@@ -696,6 +739,7 @@ int main(void)
         cmocka_unit_test(test_zero_centred_family),
         cmocka_unit_test(test_megatron_contradictions),
         cmocka_unit_test(test_megatron_unknown),
+        cmocka_unit_test(test_base_with_stacked_experts),
         cmocka_unit_test(test_router_bias_with_base),
         cmocka_unit_test(test_missing_mtp_layers),
     };

@@ -6,6 +6,7 @@
 #include "transports/base/limits.h"
 #include "transports/base/vector.h"
 #include "transports/format/folder.h"
+#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -67,6 +68,30 @@ static void shape_text(char *out, size_t cap, const uint64_t *shape, unsigned n)
     out[0] = '\0';
     for (unsigned d = 0; d < n && at < cap; d++)
         at += (size_t)snprintf(out + at, cap - at, "%s%" PRIu64, d ? ", " : "", shape[d]);
+}
+
+/* Of some models the hub's file has all experts of a layer in two tensors, and the file that transformers saves has each by
+ * itself. A version with both would leave to the engine which of them it reads. */
+static int refuse_stacked(struct extractor *x, const char *name, const wsync_held *h)
+{
+    static const char *const stacked[] = {"gate_up_proj", "down_proj"};
+    static const char before[] = ".experts.";
+    const char *at = strstr(name, before);
+    if (!x->base || !at || !isdigit((unsigned char)at[strlen(before)]))
+        return 0;
+    for (size_t i = 0; i < sizeof(stacked) / sizeof(stacked[0]); i++) {
+        char all[WS_MAX_TENSOR_NAME + 32];
+        snprintf(all, sizeof(all), "%.*s%s%s", (int)(at - name), name, before, stacked[i]);
+        if (in_base(x, all))
+            return ws_error_set(x->err, EOPNOTSUPP,
+                                "%s (held as %s) is one expert's, and the base checkpoint %s has the experts "
+                                "of that layer in one "
+                                "tensor, %s, so a version would have them twice: leave base= out, or give "
+                                "one that transformers' "
+                                "save_pretrained has written",
+                                name, h->name, x->options.base, all);
+    }
+    return 0;
 }
 
 static int set_dtype(struct extractor *x, wsync_param *p, const wsync_held *h, const struct ws_extracted *e)
@@ -369,7 +394,9 @@ static int extract_one(struct extractor *x, const wsync_held *h, size_t held)
         rc = h->flat && !e.own_range ? extract_flat(x, h, held, &e) : extract_local(x, h, held, &e);
     for (size_t i = first; rc == 0 && i < x->out->n; i++) {
         x->out->params[i].file = e.file;
-        rc = set_dtype(x, &x->out->params[i], h, &e);
+        rc = refuse_stacked(x, x->out->params[i].name, h);
+        if (rc == 0)
+            rc = set_dtype(x, &x->out->params[i], h, &e);
     }
     ws_fused_release(&e.fused);
     return rc;
