@@ -28,14 +28,14 @@ class Ground:
         self.mount = Mount(f"unix:{self.agent.sock}")
         self.expected = unique("expected")
 
-    def ranks(self, n, script, *cases, env=None, check=True):
+    def ranks(self, n, script, *cases, env=None, check=True, python=sys.executable):
         """Runs the script's cases on n ranks; returns their output. Gloo is tried twice: it aborts occasionally."""
         home = unique("home")
         os.makedirs(home)
         path = os.pathsep.join(filter(None, (package(), HERE, os.environ.get("PYTHONPATH"))))
         env = dict(os.environ, PYTHONPATH=path, WSYNC_AGENT=f"unix:{self.agent.sock}", EXPECTED=self.expected, HOME=home, OMP_NUM_THREADS="1",
                    TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="", GLOO_SOCKET_IFNAME="lo", **(env or {}))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(n),
+        command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(n),
                    os.path.join(HERE, "trainers", script), *cases]
         r = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                            timeout=RANKS_SECONDS)
@@ -65,8 +65,8 @@ class Ground:
         return len(want)
 
 
-def compared(n, script, *cases, env=None):
+def compared(n, script, *cases, **how):
     g = Ground()
-    g.ranks(n, script, *cases, env=env)
+    g.ranks(n, script, *cases, **how)
     for case in cases:
         assert g.compare(case) > 0
