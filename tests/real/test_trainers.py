@@ -61,23 +61,17 @@ def test_autotp():
     compared(4, "deepspeed_ranks.py", "autotp-zero1", "autotp-few-heads")
 
 
-def test_autotp_refuses():
-    "AutoTP's columns in unequal pieces, with ZeRO-3, and of masters"
+def test_deepspeed_refuses():
+    "AutoTP's columns in unequal pieces, with ZeRO-3, of masters, and in place of Conv1D; AutoEP, and expert parallel layers that are not DeepSpeed's own"
     need("deepspeed")
-    Ground().ranks(2, "deepspeed_ranks.py", "autotp-3-heads", "autotp-zero3", "autotp-master")
+    Ground().ranks(2, "deepspeed_ranks.py", "autotp-3-heads", "autotp-zero3", "autotp-master")  # which leave their groups behind
+    Ground().ranks(2, "deepspeed_ranks.py", "experts-unknown", "experts-auto", "autotp-transposed")
 
 
 def test_deepspeed_experts():
-    "DeepSpeed's own experts (deepspeed.moe) over 2 and 4 ranks, without ZeRO and with stages 1 and 2, masters, and whole on each rank, in its checkpoints' numbers"
+    "DeepSpeed's own experts (deepspeed.moe) over 4 ranks, each on 2 of them, on 1, or on all, without ZeRO and with stages 1 and 2, masters, in its checkpoints' numbers"
     need("deepspeed")
-    compared(2, "deepspeed_ranks.py", "experts", "experts-zero1", "experts-zero2", "experts-whole")
-    compared(4, "deepspeed_ranks.py", "experts", "experts-zero2", "experts-zero2-master")
-
-
-def test_deepspeed_refuses():
-    "expert parallel layers that are not DeepSpeed's own, AutoEP, and AutoTP's layers in place of Conv1D"
-    need("deepspeed")
-    Ground().ranks(2, "deepspeed_ranks.py", "experts-unknown", "experts-auto", "autotp-transposed")
+    compared(4, "deepspeed_ranks.py", "experts", "experts-zero1", "experts-zero2", "experts-zero2-master", "experts-apart", "experts-whole")
 
 
 def test_peft():

@@ -278,6 +278,7 @@ main({
     "experts-zero1": lambda c: experts(c, 1, 2),
     "experts-zero2": lambda c: experts(c, 2, 2),
     "experts-zero2-master": lambda c: experts(c, 2, 2, master=True),
+    "experts-apart": lambda c: experts(c, 1, 4),
     "experts-whole": lambda c: experts(c, 1, 1),
     "experts-unknown": lambda c: refused("which experts rank", unknown_experts, c),
     "experts-auto": lambda c: refused("DeepSpeed's AutoEP", auto_experts, c),

@@ -3,6 +3,7 @@ numbers that DeepSpeed's own checkpoints give them, which count over the whole g
 from __future__ import annotations
 
 _REMEDY = "publish whole tensors by wsync.tensors({name: tensor}), in the names of the file"
+_LIST = ".experts.deepspeed_experts."  # in a name, between its layer's and the expert's number
 _ALL = "ep_size_1"  # the group of layers whose experts every rank holds
 
 
@@ -10,32 +11,30 @@ class Experts:
     """Which of a model's names are those of a rank's experts, and the experts' numbers in the file."""
 
     def __init__(self, module) -> None:
-        self._first: dict[str, int] = {}
+        self._first: dict[str, int] = {}  # the number of a layer's first expert here, by the layer's name
         for prefix, layer in module.named_modules():
             classes = {c.__name__ for c in type(layer).__mro__}
             if "AutoEPMoELayer" in classes:
                 raise NotImplementedError(f"{prefix} is an AutoEPMoELayer, DeepSpeed's AutoEP, which keeps experts and router under other names and in other "
                                           f"shapes than the model's file: train with expert_parallel off, or {_REMEDY}")
             if "MOELayer" in classes and hasattr(getattr(layer, "experts", None), "deepspeed_experts"):
-                self._first[f"{prefix}.experts.deepspeed_experts."] = _rank(prefix, layer) * layer.num_local_experts
+                self._first[prefix] = _rank(prefix, layer) * layer.num_local_experts
 
     def name(self, name: str) -> str:
         """The file's name of a tensor that the module has under `name`."""
-        found = self._list_of(name)
-        if found is None or not self._first[found]:
+        prefix, experts, rest = name.partition(_LIST)
+        first = self._first.get(prefix) if experts else None
+        if not first:
             return name
-        number, _, rest = name[len(found):].partition(".")
-        return f"{found}{self._first[found] + int(number)}.{rest}"
+        number, _, below = rest.partition(".")
+        return f"{prefix}{experts}{first + int(number)}.{below}"
 
     def check(self, name: str, p) -> None:
         """Refuses a parameter that DeepSpeed does not average over all ranks, in a layer that is not known here."""
-        if getattr(p, "allreduce", True) or getattr(p, "group_name", None) == _ALL or self._list_of(name) is not None:
+        if getattr(p, "allreduce", True) or getattr(p, "group_name", None) == _ALL or name.partition(_LIST)[0] in self._first:
             return
         raise NotImplementedError(f"{name} is expert parallel (allreduce=False, group {getattr(p, 'group_name', None)}), in a layer that is no deepspeed.moe.layer.MoE: "
                                   f"which experts rank {_world_rank()} holds is not known here; {_REMEDY}")
-
-    def _list_of(self, name: str) -> str | None:
-        return next((prefix for prefix in self._first if name.startswith(prefix)), None) if self._first else None
 
 
 def _world_rank() -> int:
