@@ -277,14 +277,18 @@ class TensorParallel_Layer(Module):
                                                  "conversion": {"replicated": False, "unsupported_reason": None}, **more}  # fmt: skip
 
 
+class LinearLayer(TensorParallel_Layer):
+    """One whose cuts are known."""
+
+
 def test_autotp(agent):
     """unequal rows, none on a rank, and columns that are equal where there are any"""
     rows, columns = numbers(14, 0).reshape(7, 2), numbers(12, 50).reshape(2, 6)
     with world.scope():
         pubs = []
         for rank in range(3):
-            model = Module({"norm": Tensor(numbers(2, 7))}, {"up": TensorParallel_Layer(rows, 0, (5, 2, 0), rank),
-                                                             "down": TensorParallel_Layer(columns, 1, (3, 3, 0), rank)})  # fmt: skip
+            model = Module({"norm": Tensor(numbers(2, 7))}, {"up": LinearLayer(rows, 0, (5, 2, 0), rank),
+                                                             "down": LinearLayer(columns, 1, (3, 3, 0), rank)})  # fmt: skip
             pubs.append(world.entered(wsync.Publisher("actor", wsync.deepspeed(model), agent=f"unix:{agent.sock}", start_agent=False,
                                                       rank=rank, world_size=3)))  # fmt: skip
         with futures.ThreadPoolExecutor() as pool:
@@ -303,11 +307,11 @@ def test_autotp_embedding(agent):
 
 
 def test_autotp_refuses(agent):
-    """what AutoTP does not describe, several tensors in one, and pieces that are other than described; a group of one cuts nothing"""
+    """a layer of AutoTP's that is not known, what AutoTP does not describe, several tensors in one, and pieces that are other than described; a group of one cuts nothing"""
     array = numbers(12, 0).reshape(6, 2)
-    refused = lambda layer, words: pytest.raises(NotImplementedError, match="up.weight is in a TensorParallel_Layer of DeepSpeed's AutoTP.*" + words)
-    made = lambda **more: TensorParallel_Layer(array, 0, (3, 3), 0, **more)
-    for layer, words in ((made(sub_param_shard_widths=[[1, 1], [2, 2]]), "several tensors in one"), (made(partition_sizes=(4, 2)), r"holds \[4, 2\] of it, and it holds \[3, 2\]"),
+    refused = lambda layer, words: pytest.raises(NotImplementedError, match="up.weight is in a (LinearLayer|TensorParallel_Layer) of DeepSpeed's AutoTP.*" + words)
+    made = lambda **more: LinearLayer(array, 0, (3, 3), 0, **more)
+    for layer, words in ((TensorParallel_Layer(array, 0, (3, 3), 0), "whose way of cutting is not known"), (made(sub_param_shard_widths=[[1, 1], [2, 2]]), "several tensors in one"), (made(partition_sizes=(4, 2)), r"holds \[4, 2\] of it, and it holds \[3, 2\]"),
                          (made(conversion={"replicated": False, "unsupported_reason": "grouped heads"}), "grouped heads")):  # fmt: skip
         with publisher(agent, wsync.deepspeed(Module({}, {"up": layer}))) as pub, refused(layer, words):
             pub.offload(1)
@@ -611,9 +615,11 @@ def test_megatron_refuses():
             self.module = module
 
     weight = Tensor(numbers(2, 0))
-    for name in ("FullyShardedDataParallel", "TorchFullyShardedDataParallel", "MegatronFSDP"):
+    for name in ("FullyShardedDataParallel", "TorchFullyShardedDataParallel"):
         with pytest.raises(NotImplementedError, match=f"a {name}, whose layout.*use DistributedDataParallel"):
             wsync.megatron(type(name, (FullyShardedDataParallel,), {})(chunk(weight)))
+    with pytest.raises(NotImplementedError, match="a MegatronFSDP whose buffers have no params.*this release"):
+        wsync.megatron(type("MegatronFSDP", (FullyShardedDataParallel,), {})(chunk(weight)))
     with pytest.raises(NotImplementedError, match="router.weight is a GroupedTensor.*moe_single_grouped_weight"):
         wsync.megatron(chunk(type("GroupedTensor", (Tensor,), {})(numbers(2, 0)))).held()
     with pytest.raises(NotImplementedError, match="mxfp8"):

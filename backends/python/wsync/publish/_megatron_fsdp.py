@@ -54,7 +54,7 @@ class Shards:
 
 
 def _groups_of(wrapper) -> list:
-    groups = getattr(wrapper.param_and_grad_buffer, "parameter_groups", None)
+    groups = getattr(getattr(wrapper, "param_and_grad_buffer", None), "parameter_groups", None)
     if not groups or not all(hasattr(g, a) for g in groups for a in _READ):
         raise NotImplementedError(f"the model is in a {type(wrapper).__name__} whose buffers have no {', '.join(_READ)}: this release of Megatron-FSDP is not "
                                   "known here; use Megatron's DistributedDataParallel")
