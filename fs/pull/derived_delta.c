@@ -10,6 +10,8 @@
 #include <string.h>
 
 #define PART 2 /* of the version that a delta may take */
+#define THREADS                                                                                              \
+    4 /* at most: each has room for a block's changes beside the cache, 36 MiB where all of it does */
 
 struct ws_derived_delta {
     struct ws_comparison comparison;
@@ -44,14 +46,19 @@ static struct ws_delta_link link_between(const struct ws_manifest *base, const s
     return l;
 }
 
-/* Is it there already, of a version that was dropped since and is made once more? With store->lock. */
-static bool is_there(const struct ws_model *m, const struct ws_delta_link *l)
+/* Is there one already, from whichever version, as of a version that was dropped and is made once more? Another would take its
+ * place in the list, and leaves have what that one leads from. With store->lock. */
+static bool is_led_to(const struct ws_model *m, const struct ws_delta_link *l)
 {
-    const struct ws_delta *d = ws_delta_set_find(&m->deltas, &l->base, &l->target);
+    bool is = false;
 
-    return d && ws_delta_state(d) == WS_DELTA_WHOLE &&
-           strcmp(ws_delta_link(d)->base_digest, l->base_digest) == 0 &&
-           strcmp(ws_delta_link(d)->target_digest, l->target_digest) == 0;
+    for (size_t i = 0; i < m->deltas.n && !is; i++) {
+        const struct ws_delta *d = m->deltas.list[i];
+        is = ws_delta_state(d) == WS_DELTA_WHOLE &&
+             ws_version_id_equal(&ws_delta_link(d)->target, &l->target) &&
+             strcmp(ws_delta_link(d)->target_digest, l->target_digest) == 0;
+    }
+    return is;
 }
 
 /* True: *link is to be made, and the comparison holds both versions. */
@@ -66,7 +73,7 @@ static bool begin(struct ws_derived_delta *d, struct ws_version *v, const struct
     struct ws_version *base = room > 0 && v->named ? find_base(v, manifest) : NULL;
     if (base) {
         *link = link_between(atomic_load(&base->manifest), manifest);
-        begins = !is_there(v->model, link);
+        begins = !is_led_to(v->model, link);
     }
     if (begins) {
         const uint64_t part = manifest->total_bytes / PART;
@@ -122,7 +129,9 @@ static void compare(struct ws_derived_delta *d)
     const struct ws_store_options *o = &v->store->options;
     const size_t n = ((struct ws_manifest *)atomic_load(&v->manifest))->n_files; /* both have as many */
     const unsigned char **files = calloc(2 * n + 1, sizeof(*files));
-    struct ws_workers *workers = files ? ws_workers_new(o->threads, o->nice) : NULL;
+    const unsigned threads = o->threads < THREADS ? o->threads : THREADS;
+    struct ws_workers *workers =
+        files && !atomic_load(&d->comparison.stop) ? ws_workers_new(threads, o->nice) : NULL;
 
     if (workers) {
         const struct ws_delta_side from = side(d->comparison.base, files), to = side(v, files + n);
@@ -160,11 +169,26 @@ static void log_result(const struct ws_derived_delta *d, uint64_t began_ns)
            base->number, v->number, stats.bytes, total, d->most_bytes, why);
 }
 
+/* One that was given up stays listed where that tells readers that the next is as large; else it would only take room from those
+ * before. With store->lock. */
+static bool tells(const struct ws_derived_delta *d)
+{
+    const struct ws_version *v = d->comparison.target;
+    const uint64_t total = ((struct ws_manifest *)atomic_load(&v->manifest))->total_bytes;
+    struct ws_delta_stats stats;
+
+    ws_delta_stats(d->delta, &stats);
+    return stats.state == WS_DELTA_WHOLE ||
+           (stats.bytes > total / PART && stats.bytes <= ws_model_delta_room(v->model));
+}
+
 static void end(struct ws_derived_delta *d)
 {
     struct ws_version *v = d->comparison.target;
 
     pthread_mutex_lock(&v->store->lock);
+    if (!tells(d))
+        ws_delta_set_drop(&v->model->deltas, d->delta);
     ws_model_trim_deltas(v->model); /* how large it is is known now */
     pthread_mutex_unlock(&v->store->lock);
     ws_comparison_end(&d->comparison);

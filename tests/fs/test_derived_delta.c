@@ -38,19 +38,27 @@ static struct ws_derived_delta *delta_to(struct ws_version *v)
     return d;
 }
 
-/* The one from base to the next version that is listed: is there one, and what is known of it. A mount that asks for it says
- * with which level the next one should be compressed for it. */
-static bool ask_for_delta(uint64_t base, unsigned level, struct ws_delta_stats *out)
+/* The one from base to the next version that is listed, counted. A mount that asks for it says with which level the next one should be
+ * compressed for it. */
+static struct ws_delta *get_delta(uint64_t base, unsigned level)
 {
     struct ws_model *m = ws_store_find(store, "actor");
     const struct ws_version_id from = ws_version_id_make(base, "r");
     struct ws_delta *d = ws_model_delta(m, base + 1, "r", &from, level);
+
+    ws_model_put(m);
+    return d;
+}
+
+/* Is there one, and what is known of it. */
+static bool ask_for_delta(uint64_t base, unsigned level, struct ws_delta_stats *out)
+{
+    struct ws_delta *d = get_delta(base, level);
     const bool found = d;
 
     if (d)
         ws_delta_stats(d, out);
     ws_delta_put(d);
-    ws_model_put(m);
     return found;
 }
 
@@ -90,13 +98,14 @@ static void it_grows_from_when_it_is_listed(void **state)
     ws_version_put(v);
 }
 
-/* Nothing is compared any more, and the memory of what went comes back. */
+/* Nothing is compared any more, the memory of what went comes back, and what was begun is not listed. */
 static void goes_meanwhile(const char *name)
 {
     struct ws_delta_stats stats;
     open_store();
     struct ws_version *old = pulled(store, "actor", "1"), *v = pulled(store, "actor", "2");
     struct ws_derived_delta *d = delta_to(v), *again = delta_to(v);
+    struct ws_delta *listed = get_delta(1, 0);
     const uint64_t both = stats_of(store).used_bytes;
     drop(name[0] == '1' ? old : v);
     ws_version_put(old);
@@ -104,9 +113,11 @@ static void goes_meanwhile(const char *name)
     assert_int_equal(stats_of(store).used_bytes, both); /* it is held */
     ws_derived_delta_make(d);
     ws_derived_delta_make(again);
-    assert_true(find_delta(&stats));
+    ws_delta_stats(listed, &stats);
     assert_int_equal(stats.state, WS_DELTA_GIVEN_UP);
     assert_int_equal(stats.n_records, 0);
+    ws_delta_put(listed);
+    assert_false(find_delta(&stats));
     ws_version_put(v);
     wait_until(stats_of(store).used_bytes == both / 2);
 }
@@ -130,12 +141,9 @@ static void a_store_that_stops_ends_it(void **state)
     open_store();
     struct ws_version *old = pulled(store, "actor", "1"), *v = pulled(store, "actor", "2");
     struct ws_derived_delta *d = delta_to(v);
-    struct ws_model *m = ws_store_find(store, "actor");
-    const struct ws_version_id base = ws_version_id_make(1, "r");
-    struct ws_delta *listed = ws_model_delta(m, 2, "r", &base, 0);
+    struct ws_delta *listed = get_delta(1, 0);
     ws_version_put(old);
     ws_version_put(v);
-    ws_model_put(m);
     ws_store_stop(store);
     ws_derived_delta_make(d); /* as a pull's thread does that is late; teardown finds what it would leave */
     ws_delta_stats(listed, &stats);
@@ -144,13 +152,13 @@ static void a_store_that_stops_ends_it(void **state)
     ws_delta_put(listed);
 }
 
-/* Every 64th byte is the version's number. */
-static void publish_like(uint64_t version)
+/* Each of these bytes, step apart, is the version's number. */
+static void publish_like(uint64_t version, size_t step)
 {
     static unsigned char bytes[MIB];
     const struct shelf_file file = {.name = "data.bin", .bytes = bytes, .n_bytes = MIB, .size_bytes = MIB};
 
-    for (size_t i = 0; i < MIB; i += 64)
+    for (size_t i = 0; i < MIB; i += step)
         bytes[i] = (unsigned char)version;
     shelf_publish_files(shelf, "actor", version, "r", &file, 1);
 }
@@ -161,7 +169,7 @@ static void the_next_one_is_compressed_as_a_mount_asks(void **state)
     struct ws_version *versions[4];
     (void)state;
     for (uint64_t v = 3; v <= 6; v++)
-        publish_like(v);
+        publish_like(v, 64);
     open_store();
     for (unsigned i = 0; i < 4; i++) {
         const char *const names[] = {"3", "4", "5", "6"};
@@ -177,6 +185,54 @@ static void the_next_one_is_compressed_as_a_mount_asks(void **state)
     assert_true(stats[1].bytes < stats[0].bytes / 2);
     assert_int_equal(stats[2].bytes, stats[0].bytes); /* nobody asked again */
     for (unsigned i = 0; i < 4; i++)
+        ws_version_put(versions[i]);
+}
+
+static void one_that_has_no_room_costs_none_before_it(void **state)
+{
+    const char *const names[] = {"3", "4", "5", "6"};
+    struct ws_delta_stats stats;
+    struct ws_version *versions[4];
+    (void)state;
+    options.delta_cache_bytes = 100000;
+    for (uint64_t v = 3; v <= 6; v++)
+        publish_like(v, v == 6 ? 2 : 4096);
+    open_store();
+    for (unsigned i = 0; i < 4; i++) {
+        versions[i] = pulled(store, "actor", names[i]);
+        ws_derived_delta_make(delta_to(versions[i]));
+    }
+    assert_false(ask_for_delta(5, 0, &stats));
+    for (uint64_t base = 3; base <= 4; base++) {
+        assert_true(ask_for_delta(base, 0, &stats));
+        assert_int_equal(stats.state, WS_DELTA_WHOLE);
+    }
+    for (unsigned i = 0; i < 4; i++)
+        ws_version_put(versions[i]);
+}
+
+/* Leaves have the version that the first one leads from. */
+static void a_version_that_is_made_again_keeps_the_one_that_led_to_it(void **state)
+{
+    const char *const names[] = {"3", "4", "5"};
+    struct ws_delta_stats stats;
+    struct ws_version *versions[3];
+    (void)state;
+    for (uint64_t v = 3; v <= 5; v++)
+        publish_like(v, 4096);
+    open_store();
+    for (unsigned i = 0; i < 3; i++) {
+        versions[i] = pulled(store, "actor", names[i]);
+        ws_derived_delta_make(delta_to(versions[i]));
+    }
+    drop(versions[1]);
+    drop(versions[2]);
+    struct ws_version *again = pulled(store, "actor", "5");
+    assert_null(delta_to(again));
+    assert_true(ask_for_delta(4, 0, &stats));
+    assert_int_equal(stats.state, WS_DELTA_WHOLE);
+    ws_version_put(again);
+    for (unsigned i = 0; i < 3; i++)
         ws_version_put(versions[i]);
 }
 
@@ -242,6 +298,8 @@ int main(void)
         DELTA_TEST(a_target_that_is_dropped_ends_it),
         DELTA_TEST(a_store_that_stops_ends_it),
         DELTA_TEST(the_next_one_is_compressed_as_a_mount_asks),
+        DELTA_TEST(one_that_has_no_room_costs_none_before_it),
+        DELTA_TEST(a_version_that_is_made_again_keeps_the_one_that_led_to_it),
         DELTA_TEST(there_is_none_where_no_mount_can_fetch_it),
         DELTA_TEST(there_is_none_without_a_cache_for_deltas),
         DELTA_TEST(there_is_none_without_a_version_before),

@@ -181,11 +181,8 @@ static void test_draft_and_adapters(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_reloads_on_a_cpu),
-        TEST(test_answers_late),
-        TEST(test_int8_weights),
-        TEST(test_experts),
-        TEST(test_draft_and_adapters),
+        TEST(test_reloads_on_a_cpu), TEST(test_answers_late),       TEST(test_int8_weights),
+        TEST(test_experts),          TEST(test_draft_and_adapters),
     };
     cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests_name("vllm_config", tests, NULL, NULL);
