@@ -307,6 +307,22 @@ def test_full_disk():
     same(old, 7, run.folders[7])
 
 
+@pytest.mark.parametrize("options, folder", [
+    ((), lambda seed: checkpoint(TENSORS, seed=seed)), (("--delta-cache", "0"), lambda seed: None)], ids=["all-changes", "no-deltas"])
+def test_no_deltas(options, folder):
+    "a version to which there is no delta is in the archive whole: where each step changes all, and where the agent makes none"
+    run = Archived("--archive-keep", "9", *options)
+    for version in range(1, 6):
+        run.publish(version, folder(version))
+    assert anchors(run.archive) == [1, 2, 3, 4, 5]
+    assert (run.metric("whole"), run.metric("given-up"), run.metric("failed")) == (5, 0, 0)
+    run.agent.kill()
+    mount = Mount(f"dir:{run.archive}")
+    mount.wait_version("actor", 5)
+    for version in (5, 2):
+        same(mount, version, run.folders[version])
+
+
 def test_trainer_does_not_wait():
     "a trainer never waits for the archive's disk: a revoked version is abandoned there and leaves no files"
     run = Archived("--archive-every", "4", "--slots", "2", "--delta-cache", "0")

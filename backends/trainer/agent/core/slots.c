@@ -18,6 +18,15 @@
 #define STEP_NS       20000000ULL
 #define RESERVE_BYTES (256UL << 20) /* of memory that is left to others */
 
+struct ws_slot *ws_slots_find(const struct ws_agent_model *m, const struct ws_version_id *id)
+{
+    for (unsigned i = 0; i < m->n_slots; i++)
+        if (m->slots[i]->state == WS_SLOT_SERVED && m->slots[i]->version == id->version &&
+            strcmp(m->slots[i]->lineage, id->lineage) == 0)
+            return m->slots[i];
+    return NULL;
+}
+
 bool ws_slots_is_newest(const struct ws_agent_model *m, const struct ws_slot *s)
 {
     return s->state == WS_SLOT_SERVED && s->version == m->newest && strcmp(s->lineage, m->lineage) == 0;

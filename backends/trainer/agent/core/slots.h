@@ -12,6 +12,8 @@ WS_MUST_USE int ws_slots_acquire(struct ws_agent *a, struct ws_agent_model *m, c
  * changed. Releases the lock meanwhile. On failure the slot may have no memory. */
 WS_MUST_USE int ws_slots_prepare(struct ws_agent *a, struct ws_agent_model *m, const struct ws_session *c,
                                  struct ws_slot *s, bool changes, uint64_t deadline_ns, struct ws_error *err);
+/* The slot that serves the version; NULL: none does. */
+struct ws_slot *ws_slots_find(const struct ws_agent_model *m, const struct ws_version_id *id);
 /* Is the model's newest version in it? */
 bool ws_slots_is_newest(const struct ws_agent_model *m, const struct ws_slot *s);
 /* False while a thread lays it out: its fields must not be read then. */

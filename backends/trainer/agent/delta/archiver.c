@@ -3,11 +3,12 @@
  *
  * An anchor is read out of its slot block by block, under a lease that its revocation ends at once, whatever
  * the disk does at that moment: the trainer waits for the copy of one block at most. What was begun is then
- * removed, and the next version becomes the anchor. The same follows where a delta was given up, and where the
- * disk refuses anything. A version that was to be an anchor and was not still comes as a delta, where that is
- * made and its base is in the archive. */
+ * removed, and the next version becomes the anchor. The same follows where the disk refuses anything. A version whose
+ * delta was given up is written whole while a slot has it. One that was to be an anchor and was not still comes as a
+ * delta, where that is made and its base is in the archive. */
 #include "backends/trainer/agent/delta/archiver.h"
 #include "backends/trainer/agent/core/features.h"
+#include "backends/trainer/agent/core/slots.h"
 #include "backends/trainer/agent/delta/encoder.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
@@ -129,6 +130,8 @@ static void add_whole(struct ws_agent *a, struct ws_agent_model *m, struct ws_sl
         j->lease = ws_slot_lease_new(s, "the archive", on_revoked, j);
     if (j && !j->lease)
         atomic_store(&j->stop, true);
+    if (strcmp(st->anchor.lineage, s->lineage) == 0 && st->anchor.version > s->version)
+        return; /* a later one is whole, too */
     st->n_since_anchor = 0;
     st->anchor = ws_version_id_make(s->version, s->lineage);
     st->anchor_due = !j || !j->lease;
@@ -154,7 +157,8 @@ static void published(struct ws_agent *a, struct ws_agent_model *ranks, struct w
         return;
     bool follows = strcmp(st->last_published.lineage, s->lineage) == 0;
     st->last_published = ws_version_id_make(s->version, s->lineage);
-    if (!follows || st->anchor_due || ++st->n_since_anchor >= a->options.archive_every)
+    if (!follows || st->anchor_due || !a->options.delta_cache_bytes || /* then there are no deltas */
+        ++st->n_since_anchor >= a->options.archive_every)
         add_whole(a, m, s);
 }
 
@@ -184,8 +188,15 @@ static void encoded(struct ws_agent *a, struct ws_agent_model *m, struct ws_delt
         j = enqueue(a, m, target->manifest, target->manifest_json, target->manifest_json_bytes);
     if (j)
         j->delta = ws_delta_get(d);
-    if (j || st->n_since_anchor == 0) /* where its version was to be whole it is not needed */
+    const struct ws_version_id id = ws_version_id_make(target->manifest->version, target->manifest->lineage);
+    if (j || ws_version_id_equal(&st->anchor, &id)) /* where its version was to be whole it is not needed */
         return;
+    /* Where each step changes most of a model, as of an adapter, no version has a delta. */
+    struct ws_slot *s = f.state == WS_DELTA_GIVEN_UP ? ws_slots_find(m, &id) : NULL;
+    if (s) {
+        add_whole(a, m, s);
+        return;
+    }
     st->n_given_up++;
     st->anchor_due = true;
     ws_log(WS_LOG_INFO, "agent",

@@ -5,6 +5,7 @@
 #include "backends/trainer/agent/delta/encoder.h"
 #include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/core/models.h"
+#include "backends/trainer/agent/core/slots.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/delta/encode.h"
@@ -77,15 +78,6 @@ static void on_revoked(void *arg)
     atomic_store(&((struct job *)arg)->stop, true);
 }
 
-static struct ws_slot *find_slot(const struct ws_agent_model *m, uint64_t version, const char *lineage)
-{
-    for (unsigned i = 0; i < m->n_slots; i++)
-        if (m->slots[i]->state == WS_SLOT_SERVED && m->slots[i]->version == version &&
-            strcmp(m->slots[i]->lineage, lineage) == 0)
-            return m->slots[i];
-    return NULL;
-}
-
 static struct ws_delta_link link_between(const struct ws_slot *base, const struct ws_slot *target)
 {
     struct ws_delta_link l = {.base = ws_version_id_make(base->version, base->lineage),
@@ -121,7 +113,8 @@ bool ws_encoder_terms(const struct ws_agent *a, const struct ws_agent_model *m, 
 static void enqueue(struct ws_agent *a, struct ws_agent_model *ranks, struct ws_slot *target)
 {
     struct ws_agent_model *m = ranks->slot_owner;
-    struct ws_slot *base = m->has_published ? find_slot(m, m->newest, m->lineage) : NULL;
+    const struct ws_version_id newest = ws_version_id_make(m->newest, m->lineage);
+    struct ws_slot *base = m->has_published ? ws_slots_find(m, &newest) : NULL;
     struct encoder *enc = encoder_of(a);
     struct deltas *deltas = deltas_of(m);
     struct job *e = base ? calloc(1, sizeof(*e)) : NULL;
