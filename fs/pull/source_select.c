@@ -313,7 +313,11 @@ uint64_t ws_source_select_check_silence(struct ws_source_select *sel, uint64_t l
 void ws_source_select_describe(struct ws_source_select *sel, char out[WS_ERROR_TEXT / 2])
 {
     pthread_mutex_lock(&sel->lock);
-    if (sel->attempts)
+    if (sel->attempts &&
+        sel->last.code) /* that is asked again: why it was is more than that it is being asked */
+        snprintf(out, WS_ERROR_TEXT / 2, "%.*s (%s is asked again)", WS_ERROR_TEXT / 4, sel->last.text,
+                 sel->attempts->poller->source->url);
+    else if (sel->attempts)
         snprintf(out, WS_ERROR_TEXT / 2, "%s has not answered", sel->attempts->poller->source->url);
     else
         snprintf(out, WS_ERROR_TEXT / 2, "%.*s", WS_ERROR_TEXT / 2 - 1,

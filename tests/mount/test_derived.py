@@ -163,6 +163,21 @@ def test_a_serving_mount_makes_it_for_its_leaves(agent):
     assert said_of(rack, 2).startswith("known ")
 
 
+def test_a_leaf_says_why_its_serving_mount_has_none(agent):
+    """One that waits for a source that answers, and is asked again, names the answer."""
+    folder = llama()
+    agent.publish("actor", 1, folder)
+    port = free_port()
+    rack = Mount(agent.url, f"derive={VIEW},serve=127.0.0.1:{port},serve-insecure,cache={int(size_of(folder) * 1.2)}")
+    wait_view(rack, 1)
+    leaf = Mount(f"http://127.0.0.1:{port}", "deadline=3")
+    wait_view(leaf, 1)
+    with pytest.raises(OSError):
+        leaf.read(VIEW, 1, "model.safetensors")
+    told = leaf.text(VIEW, "last_error")
+    assert f"{VIEW}/1 needs" in told and "cache of" in told, told
+
+
 def test_a_leaf_waits_for_a_view_as_long_as_it_moves(agent):
     """Longer than its deadline, though nothing of the view comes before all of it is made."""
     folder = llama(hidden=512)
