@@ -93,6 +93,14 @@ static json_t *number_or_null(bool there, double value)
     return there ? json_real(value) : json_null();
 }
 
+/* Without a target rates are better where they are higher, and all else where it is lower. */
+static const char *better(const struct bench_row *row)
+{
+    if (row->goal == BENCH_NO_GOAL)
+        return strstr(row->unit, "/s") ? "higher" : "lower";
+    return row->goal == BENCH_AT_LEAST ? "higher" : "lower";
+}
+
 void bench_row(const struct bench_row *row)
 {
     const char *path = getenv("WSYNC_BENCH_ROWS");
@@ -100,10 +108,10 @@ void bench_row(const struct bench_row *row)
     print(row, ratio);
     if (!path)
         return;
-    json_t *line = json_pack("{s:s, s:f, s:s, s:o, s:o, s:o}", "name", row->name, "value", row->value, "unit",
-                             row->unit, "baseline", number_or_null(row->baseline > 0, row->baseline), "ratio",
-                             number_or_null(row->baseline > 0, ratio), "target",
-                             number_or_null(row->goal != BENCH_NO_GOAL, row->target));
+    json_t *line = json_pack("{s:s, s:f, s:s, s:o, s:o, s:o, s:s}", "name", row->name, "value", row->value,
+                             "unit", row->unit, "baseline", number_or_null(row->baseline > 0, row->baseline),
+                             "ratio", number_or_null(row->baseline > 0, ratio), "target",
+                             number_or_null(row->goal != BENCH_NO_GOAL, row->target), "better", better(row));
     FILE *f = fopen(path, "ae");
     if (!line || !f || json_dumpf(line, f, JSON_COMPACT | JSON_REAL_PRECISION(6)) != 0 ||
         fputc('\n', f) == EOF || fclose(f) != 0)
