@@ -103,10 +103,11 @@ static bool unmount_by_helper(const char *path, bool lazy)
 }
 
 /* Whoever mounts there again, or wants the daemon's memory and ports, need not wait for them. */
-static int wait_for_daemon(const char *path, int beacon, pid_t pid, struct ws_error *err)
+static int wait_for_daemon(const char *path, struct ws_beacons *daemon, struct ws_error *err)
 {
     char who[32] = "";
-    if (beacon < 0 || ws_beacon_wait(beacon, END_MS))
+    pid_t pid = 0;
+    if (ws_beacons_wait(daemon, END_MS, &pid))
         return 0;
     if (pid > 0)
         snprintf(who, sizeof(who), " (process %d)", (int)pid);
@@ -121,7 +122,7 @@ int ws_unmount(const char *mountpoint, bool lazy, struct ws_error *err)
 {
     char path[4096];
     dev_t dev;
-    pid_t pid = 0;
+    struct ws_beacons daemon = {0};
     if (!realpath(mountpoint, path)) {
         if (errno != ENOTCONN)
             return ws_error_set(err, errno, "cannot unmount %s: %s", mountpoint, strerror(errno));
@@ -130,14 +131,14 @@ int ws_unmount(const char *mountpoint, bool lazy, struct ws_error *err)
     if (!ws_place_has_wsync(path))
         return ws_error_set(err, EINVAL, "no wsync mount is on %s", path);
     /* One that is taken away lazily serves its readers on, for as long as they like. */
-    const int beacon = !lazy && ws_place_device(path, &dev) == 0 ? ws_beacon_find(dev, &pid) : -1;
+    if (!lazy && ws_place_device(path, &dev) == 0)
+        ws_beacons_find(dev, &daemon);
     int rc = !lazy ? unmount_patiently(path) : umount2(path, MNT_DETACH) == 0 ? 0 : -errno;
     if (rc == -EPERM && unmount_by_helper(path, lazy))
         rc = 0;
     if (rc == 0)
-        return wait_for_daemon(path, beacon, pid, err);
-    if (beacon >= 0)
-        close(beacon);
+        return wait_for_daemon(path, &daemon, err);
+    ws_beacons_close(&daemon);
     return ws_error_set(err, -rc, "cannot unmount %s: %s%s", path, strerror(-rc),
                         rc == -EBUSY ? "; a process has a file open or works in it: end it, or use --lazy"
                                      : "");

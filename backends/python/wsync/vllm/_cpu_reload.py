@@ -25,7 +25,8 @@ _unmended: dict[str, tuple[Callable[[Any, Any], bool], str]] = {}
 def mend_reloads(vllm_config: Any) -> None:
     """Mends all layers of this process, those of a model's start too. Does nothing on other devices, or twice. Must be called before the first
     reload; must not raise, or the worker would not start."""
-    if vllm_config.device_config.device_type != "cpu":
+    device = getattr(vllm_config, "device_config", None)
+    if getattr(device, "device_type", None) != "cpu":
         return
     for what, has, mend in (("quantised weights", _is_quantised, _keep_scales), ("experts", _has_experts, _pack_experts)):
         try:
