@@ -167,7 +167,7 @@ class Process:
                 raise AssertionError(f"{self.process.args[1]} did not end by itself:\n{self.text()}")
         self.log.close()
         text = self.text()
-        if "Sanitizer" in text:
+        if "Sanitizer" in text or ": Assertion `" in text:
             raise AssertionError(text)
 
     def text(self):
