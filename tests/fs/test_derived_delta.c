@@ -188,6 +188,15 @@ static void the_next_one_is_compressed_as_a_mount_asks(void **state)
         ws_version_put(versions[i]);
 }
 
+/* One after the other, each with the delta to it; the versions are counted. */
+static void pull_and_compare(const char *const *names, size_t n, struct ws_version **out)
+{
+    for (size_t i = 0; i < n; i++) {
+        out[i] = pulled(store, "actor", names[i]);
+        ws_derived_delta_make(delta_to(out[i]));
+    }
+}
+
 static void one_that_has_no_room_costs_none_before_it(void **state)
 {
     const char *const names[] = {"3", "4", "5", "6"};
@@ -198,10 +207,7 @@ static void one_that_has_no_room_costs_none_before_it(void **state)
     for (uint64_t v = 3; v <= 6; v++)
         publish_like(v, v == 6 ? 2 : 4096);
     open_store();
-    for (unsigned i = 0; i < 4; i++) {
-        versions[i] = pulled(store, "actor", names[i]);
-        ws_derived_delta_make(delta_to(versions[i]));
-    }
+    pull_and_compare(names, 4, versions);
     assert_false(ask_for_delta(5, 0, &stats));
     for (uint64_t base = 3; base <= 4; base++) {
         assert_true(ask_for_delta(base, 0, &stats));
@@ -221,10 +227,7 @@ static void a_version_that_is_made_again_keeps_the_one_that_led_to_it(void **sta
     for (uint64_t v = 3; v <= 5; v++)
         publish_like(v, 4096);
     open_store();
-    for (unsigned i = 0; i < 3; i++) {
-        versions[i] = pulled(store, "actor", names[i]);
-        ws_derived_delta_make(delta_to(versions[i]));
-    }
+    pull_and_compare(names, 3, versions);
     drop(versions[1]);
     drop(versions[2]);
     struct ws_version *again = pulled(store, "actor", "5");

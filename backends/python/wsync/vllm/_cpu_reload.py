@@ -35,7 +35,7 @@ def mend_reloads(vllm_config: Any) -> None:
             _unmended[what] = has, str(e)
             log.warning("a model with %s is not reloaded on this CPU: vLLM's kernel is not where it was in 0.32: %s", what, e)
     try:
-        _check_reloads()
+        _guard_reloads()
     except (ImportError, AttributeError) as e:
         log.warning("vLLM's reload_weights is not where it was in 0.32: %s", e)
 
@@ -48,7 +48,7 @@ def check_reload(model: Any, model_config: Any) -> None:
                                f"({why}): start the server anew on the version")
 
 
-def _check_reloads() -> None:
+def _guard_reloads() -> None:
     """vLLM's own reload asks check_reload first, as wsync's loader does."""
     from vllm.v1.worker.gpu_worker import Worker  # the CPU's worker derives from it
 
