@@ -362,6 +362,8 @@ static void apply(struct ws_poller *p, const json_t *models, uint64_t agent, boo
         p->reported = p->reported && p->agent == agent;
         p->agent = agent;
         p->is_static = is_static;
+        p->up = true; /* who sees what it lists sees that it answers */
+        p->contact_ns = ws_clock_ns();
         for (struct ws_model *m = s->models; m; m = m->next)
             m->reported[p->index] =
                 m->reported[p->index] && p->reported; /* it may list the model only later */

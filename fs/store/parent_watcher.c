@@ -35,7 +35,7 @@ static void leave_dead(struct ws_poller *p)
     struct ws_model *m = p->model ? ws_model_lookup(s, p->model) : NULL;
 
     ws_log(WS_LOG_INFO, "store", "a parent does not answer url=%s", p->source->url);
-    p->up = false;
+    p->up = p->is_said_up = false;
     for (unsigned b = 0; b < WS_ID_BUCKETS; b++)
         for (struct ws_version *v = s->ids[b]; v; v = v->next_id)
             if (v->pull)

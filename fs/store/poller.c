@@ -31,9 +31,9 @@ static void record_result(struct ws_poller *p, int rc, const struct ws_error *er
     bool was_up, first;
 
     pthread_mutex_lock(&s->lock);
-    was_up = p->up;
+    was_up = p->is_said_up;
     first = !p->answered;
-    p->up = rc == 0;
+    p->up = p->is_said_up = rc == 0;
     p->answered = true;
     if (rc == 0) {
         p->contact_ns = ws_clock_ns();

@@ -20,6 +20,7 @@ struct ws_poller {
     _Atomic uint64_t hung_ns; /* when it last left a request for a signature without an answer; 0: never */
     /* guarded by store->lock */
     bool up, answered;
+    bool is_said_up;           /* what the log said last */
     uint64_t agent;            /* its id in the last listing; a new one is an agent that was restarted */
     bool circles;              /* it lists versions that it has from this mount */
     bool reported;             /* the mount has reported its state since the source is up */

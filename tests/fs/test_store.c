@@ -170,6 +170,7 @@ static void versions_stay_known_while_the_source_is_down(void **state)
 struct heard {
     pthread_mutex_t lock;
     char text[4096];
+    bool from_nobody; /* a version became known while no source was up */
 };
 
 static void hear(void *arg, enum ws_store_event event, struct ws_model *m, struct ws_version *v)
@@ -180,12 +181,15 @@ static void hear(void *arg, enum ws_store_event event, struct ws_model *m, struc
         [WS_VERSION_STATE] = "state",   [WS_VERSION_RENAMED] = "renamed", [WS_VERSION_GONE] = "gone",
     };
     struct heard *h = arg;
+    struct ws_source_info source = {0};
     char name[WS_MAX_NAME + 1] = "";
     size_t n;
 
     if (v)
         ws_version_name(v, name);
+    (void)ws_store_sources(store, &source, 1);
     pthread_mutex_lock(&h->lock);
+    h->from_nobody |= event == WS_VERSION_KNOWN && !source.up;
     n = strlen(h->text);
     snprintf(h->text + n, sizeof(h->text) - n, "%s %s%s%s;", names[event], v ? name : ws_model_name(m),
              event == WS_VERSION_STATE ? "=" : "",
@@ -216,6 +220,7 @@ static void a_new_lineage_supersedes_the_old(void **state)
     for (uint64_t n = 45; n <= 47; n++)
         shelf_publish(shelf, "actor", n, "r1", MIB);
     add_source(store, shelf_tcp_start(shelf), NULL);
+    assert_false(heard.from_nobody);
     old = pulled(store, "actor", "46");
     shelf_publish(shelf, "actor", 46, "r2", 2 * MIB);
     wait_until(has_heard(&heard, "renamed 46@r1"));

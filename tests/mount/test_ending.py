@@ -116,6 +116,7 @@ def test_unmount_that_is_ended():
     agent.publish("actor", 1, folder)
     mount = Mount(agent.url, "reads=link")
     mount.wait_version("actor", 1)
+    wait_for(lambda: "serving at=" in mount.text(), "the start, of which the regions are a part")
     path = mount.file("actor/1/model.safetensors")
     assert tensors_of(path) == tensors_of(folder + "/model.safetensors")
     if not is_mounted(mount.path + "/.regions"):
