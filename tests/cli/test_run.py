@@ -11,8 +11,8 @@ from world import *
 ROOT = os.environ["ROOT"]
 
 
-def outcome(kind, script, ci=False):
-    """Runs one test, a program or a pytest file, under a copy of tests/run; returns its exit status and output."""
+def planted():
+    """A tree with tests/run and no test."""
     tree = os.path.join(TESTDIR, unique("tree"))
     for folder in ("unit", "mount"):
         os.makedirs(os.path.join(tree, "tests", folder))
@@ -21,8 +21,25 @@ def outcome(kind, script, ci=False):
         shutil.copy(os.path.join(ROOT, name), os.path.join(tree, name))
     with open(os.path.join(tree, "Makefile"), "w") as f:
         f.write("all test-programs:\n")
-    path = os.path.join(tree, "tests/unit/test_it.c" if kind == "program" else "tests/mount/test_it.py")
-    with open(path, "w") as f:
+    if os.path.isdir(os.path.join(ROOT, "build/venv")):
+        os.makedirs(os.path.join(tree, "build"), exist_ok=True)
+        os.symlink(os.path.join(ROOT, "build/venv"), os.path.join(tree, "build/venv"))
+    return tree
+
+
+def run(tree, *names, ci=False, **more):
+    """The exit status and output of its tests/run."""
+    env = {k: v for k, v in os.environ.items() if k not in ("CI", "SHARE")}
+    env.update({"CI": "1"} if ci else {}, STATE=os.path.join(tree, "ran"), **more)
+    env.pop("TESTDIR")  # that test's processes are not this test's
+    done = subprocess.run([os.path.join(tree, "tests/run"), *names], env=env, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout
+
+
+def outcome(kind, script, ci=False):
+    """Runs one test, a program or a pytest file, under a copy of tests/run; returns its exit status and output."""
+    tree = planted()
+    with open(os.path.join(tree, "tests/unit/test_it.c" if kind == "program" else "tests/mount/test_it.py"), "w") as f:
         f.write("" if kind == "program" else script)
     if kind == "program":
         built = os.path.join(tree, "build/tests/unit/test_it")
@@ -30,14 +47,7 @@ def outcome(kind, script, ci=False):
         with open(built, "w") as f:
             f.write("#!/bin/sh\n" + script)
         os.chmod(built, 0o755)
-    if os.path.isdir(os.path.join(ROOT, "build/venv")):
-        os.makedirs(os.path.join(tree, "build"), exist_ok=True)
-        os.symlink(os.path.join(ROOT, "build/venv"), os.path.join(tree, "build/venv"))
-    env = {k: v for k, v in os.environ.items() if k != "CI"}
-    env.update({"CI": "1"} if ci else {}, STATE=os.path.join(tree, "ran"))
-    env.pop("TESTDIR")  # that test's processes are not this test's
-    done = subprocess.run([os.path.join(tree, "tests/run"), "test_it"], env=env, capture_output=True, text=True, timeout=60, check=False)
-    return done.returncode, done.stdout
+    return run(tree, "test_it", ci=ci)
 
 
 def counts(status, text, passed, failed, skipped):
@@ -92,6 +102,23 @@ def test_pytest():
     counts(*outcome("pytest", "import nothing_of_this_name\n"), 0, 1, 0)
     counts(*outcome("pytest", "x = 1\n"), 0, 1, 0)
     counts(*outcome("pytest", "import pytest\npytest.skip('no GPU', allow_module_level=True)\n", ci=True), 0, 0, 1)
+
+
+def test_shares():
+    """with a sanitizer each share runs other pytest files, and those of every share; without one all run"""
+    tree = planted()
+    for name in "abcd":
+        with open(os.path.join(tree, f"tests/mount/test_{name}.py"), "w") as f:
+            f.write(f"# sanitizers: address\n{'# in every share' if name == 'd' else ''}\ndef test_it(): pass\n")
+    ran = []
+    for k in (1, 2, 3):
+        status, text = run(tree, "address", SHARE=f"{k}/3")
+        counts(status, text, 2, 0, 0)
+        ran += [line.split(":")[0] for line in text.splitlines() if "[address]: 1 in " in line]
+        assert "left to the other shares" in text, text
+    assert sorted(ran) == sorted([f"tests/mount/test_{name}.py [address]" for name in "abcddd"]), ran
+    counts(*run(tree, SHARE="1/3"), 4, 0, 0)
+    assert run(tree, SHARE="4/3")[0] == 1
 
 
 def test_killed():

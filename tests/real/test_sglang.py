@@ -1,4 +1,5 @@
 # timeout: 1800, takes: 150
+# in every share
 """A real SGLang on a mount, switched by wsync. The reference engine imitates its reload in the other tests."""
 
 import pytest

@@ -1,4 +1,5 @@
 # timeout: 1800, takes: 150
+# in every share
 """A real vLLM on a mount, switched by wsync, or by hand with the calls that it has."""
 
 import pytest
