@@ -1,6 +1,7 @@
 #include "fs/engines/engines.h"
 #include "fs/engines/controller.h"
 #include "fs/engines/external.h"
+#include "fs/engines/own_folder.h"
 #include "transports/access/bearer.h"
 #include "transports/base/below.h"
 #include "transports/base/secret.h"
@@ -317,6 +318,15 @@ static const struct ws_engine *engine_at(const struct ws_control *c, const char 
     return NULL;
 }
 
+static int check_files(const struct ws_control *c, const struct ws_engine *e, struct ws_error *err)
+{
+    const char *const files[] = {e->ca_file, e->token_file, e->admin_token_file};
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < sizeof(files) / sizeof(files[0]); i++)
+        rc = files[i] ? ws_own_folder_check(c->options.mountpoint, files[i], err) : 0;
+    return rc;
+}
+
 int ws_engine_add(struct ws_control *c, struct ws_controller *ctl, const struct ws_command *q, bool ask,
                   struct ws_error *err)
 {
@@ -327,7 +337,9 @@ int ws_engine_add(struct ws_control *c, struct ws_controller *ctl, const struct 
     int rc = make_engine(q, &e, err);
     if (rc < 0)
         return rc;
-    rc = ws_words_join(&q->words, line, err);
+    rc = check_files(c, e, err);
+    if (rc == 0)
+        rc = ws_words_join(&q->words, line, err);
     if (rc == 0 && !(e->line = strdup(line)))
         rc = ws_error_set(err, ENOMEM, "no memory for an engine");
     if (rc == 0 && ask)

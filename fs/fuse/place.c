@@ -21,16 +21,21 @@
 
 WS_VECTOR(chars, char);
 
-bool ws_place_has_wsync(const char *path)
+bool ws_place_has(const char *path, const char *type)
 {
     bool found = false;
     FILE *f = setmntent("/proc/self/mounts", "re");
     for (const struct mntent *m; f && (m = getmntent(f));)
         if (strcmp(m->mnt_dir, path) == 0)
-            found = strcmp(m->mnt_type, "fuse.wsync") == 0; /* the last one is on top */
+            found = strcmp(m->mnt_type, type) == 0; /* the last one is on top */
     if (f)
         endmntent(f);
     return found;
+}
+
+bool ws_place_has_wsync(const char *path)
+{
+    return ws_place_has(path, "fuse.wsync");
 }
 
 int ws_place_check(const char *at, struct ws_error *err)

@@ -30,6 +30,8 @@ WS_MUST_USE int ws_place_is_mounted(const struct ws_place *p, int mounts);
 WS_MUST_USE int ws_place_detach(const struct ws_place *p);
 /* Is what is on top there, alive or dead, a mount of wsync's? */
 bool ws_place_has_wsync(const char *path);
+/* Is it a mount of that type? */
+bool ws_place_has(const char *path, const char *type);
 /* The device that is on top there, without a request to the daemon that serves it. -errno. */
 WS_MUST_USE int ws_place_device(const char *path, dev_t *out);
 

@@ -31,6 +31,8 @@ static int detach_regions(const char *path, char regions[4200])
 {
     dev_t outer = 0, inner = 0;
     snprintf(regions, 4200, "%s/" WS_REGIONS_NAME, path);
+    if (!ws_place_has(regions, "tmpfs")) /* a look into the mount waits for its daemon, which may be stopped */
+        return -1;
     if (ws_place_device(path, &outer) < 0 || ws_place_device(regions, &inner) < 0 || outer == inner)
         return -1;
     int tree = (int)syscall(SYS_open_tree, AT_FDCWD, regions, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
@@ -114,7 +116,7 @@ static int wait_for_daemon(const char *path, struct ws_beacons *daemon, struct w
     return ws_error_set(
         err, EINPROGRESS,
         "%s is unmounted, and its daemon%s has not ended after %d s: it still tells its engines "
-        "and sources; its log says what it waits for",
+        "and sources, as its log says, or it is stopped",
         path, who, END_MS / 1000);
 }
 

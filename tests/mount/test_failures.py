@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 
 from certificates import Tls
 from proxy import Slow
@@ -148,6 +149,9 @@ def test_own_folder_of_a_mount_that_runs():
                    f"http://127.0.0.1:1;token-file={link}/status"):
         assert error_of(lambda s=source: mount.write(f"add other {s}", "ctl")) == "EINVAL", source
         assert "the mount's own folder" in mount.text("last_error"), mount.text("last_error")
+    for option in ("token-file", "admin-token-file", "ca-file"):
+        assert error_of(lambda o=option: mount.write(f"engine add e0 vllm http://127.0.0.1:1 {o}={link}/status", "actor/ctl")) == "EINVAL", option
+        assert "the mount's own folder" in mount.text("actor/last_error"), mount.text("actor/last_error")
     with open(config, "w") as f:
         f.write(f"add other dir:{link}/actor\n")
     os.kill(mount.pid, signal.SIGHUP)
@@ -561,6 +565,21 @@ def test_umount_does_not_wait_for_ever():
     while os.read(reader, 1 << 16):  # until no process has it open for writing
         pass
     os.close(reader)
+
+
+def test_umount_of_a_stopped_mount():
+    "a mount whose daemon is stopped is taken away, and the daemon is named"
+    agent, _ = published()
+    mount = Mount(agent.url)
+    mount.wait_version("actor", 1)
+    os.kill(mount.pid, signal.SIGSTOP)
+    at_end(lambda: os.kill(mount.pid, signal.SIGCONT) if mount.alive() else None)
+    time.sleep(2.5)  # what the kernel knows of the mount's folder is too old to go by
+    r = wsync("umount", mount.path, check=False)
+    assert r.returncode == 3 and f"(process {mount.pid})" in r.stderr and "stopped" in r.stderr, r
+    assert not mount.mounted()
+    os.kill(mount.pid, signal.SIGCONT)
+    wait_for(lambda: not mount.alive(), "the daemon's end")
 
 
 def test_lying_server():
