@@ -31,7 +31,8 @@ static int detach_regions(const char *path, char regions[4200])
 {
     dev_t outer = 0, inner = 0;
     snprintf(regions, 4200, "%s/" WS_REGIONS_NAME, path);
-    if (!ws_place_has(regions, "tmpfs")) /* a look into the mount waits for its daemon, which may be stopped */
+    if (!ws_place_has(regions,
+                      "tmpfs")) /* a look into the mount waits for its daemon, which may be stopped */
         return -1;
     if (ws_place_device(path, &outer) < 0 || ws_place_device(regions, &inner) < 0 || outer == inner)
         return -1;

@@ -78,6 +78,8 @@ def test_skips():
     counts(*outcome("program", lacking), 0, 0, 1)
     counts(*outcome("program", lacking, ci=True), 0, 1, 0)
     counts(*outcome("program", "echo '1..0 # SKIP nothing is here'\n", ci=True), 0, 1, 0)
+    once = 'if [ -e "$STATE" ]; then echo 1..1; echo ok - a; else touch "$STATE"; echo "1..0 # SKIP nothing is here"; fi\n'
+    counts(*outcome("program", once, ci=True), 1, 0, 0)
     counts(*outcome("program", "echo 1..1; echo 'ok - a # SKIP no GPU on this machine'\n", ci=True), 0, 0, 1)
 
 
