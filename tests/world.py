@@ -467,8 +467,3 @@ def said(mount, version=1):
     reasons = [part.split(": ", 1) for part in found.group(3).split("; ")] if found.group(3) else []
     assert len({why for _, why in reasons}) == len(reasons), reasons  # each reason is given once
     return found.group(2), {name: why for names, why in reasons for name in names.split(", ")}
-
-
-def kill_quietly(pid):
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
