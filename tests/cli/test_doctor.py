@@ -1,5 +1,5 @@
 # sanitizers: address
-# timeout: 180, takes: 15
+# timeout: 360, takes: 15
 """wsync doctor and wsync version, with the stand-in for CUDA's driver where there is no GPU."""
 import os
 

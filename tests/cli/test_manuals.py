@@ -1,4 +1,4 @@
-# timeout: 240, takes: 20
+# timeout: 480, takes: 20
 """README.md and the manuals say the truth: each command in them is run, each name that the code knows is in one.
 
 A block of commands is one that is indented in README.md, or between ``` in a manual's EXAMPLES. The blocks of a text are run one

@@ -1,4 +1,4 @@
-# takes: 20
+# timeout: 300, takes: 20
 """tests/run itself, on a tree of generated tests: it notices tests that end early, print too little, skip, or fail once."""
 import glob
 import os

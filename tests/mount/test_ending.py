@@ -1,6 +1,6 @@
 # beside others
 # sanitizers: address
-# timeout: 300, takes: 95
+# timeout: 480, takes: 95
 """How mounts start and end: a daemon changes its own mount only, owns its settings, and leaves engines as they were."""
 import ctypes
 import fcntl

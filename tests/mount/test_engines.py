@@ -1,6 +1,6 @@
 # beside others
 # sanitizers: address
-# timeout: 480, takes: 200
+# timeout: 720, takes: 200
 """Kinds of engines in a switch: vLLM's and SGLang's failures, both together, and servers described by templates."""
 import contextlib
 import http.server

@@ -1,5 +1,5 @@
 # beside others
-# timeout: 320, takes: 150
+# timeout: 720, takes: 150
 # sanitizers: address
 """Failures: agents and daemons that die, faults on the wire, full caches, slow pulls, readers that do not close."""
 import contextlib

@@ -1,5 +1,5 @@
 # sanitizers
-# timeout: 240, takes: 20
+# timeout: 400, takes: 20
 """Every way to read a mounted file, in every mode, returns the published bytes."""
 import concurrent.futures
 import os

@@ -1,6 +1,6 @@
 # beside others
 # sanitizers: thread
-# timeout: 400, takes: 110
+# timeout: 600, takes: 110
 """Fleets: releases in two phases over several mounts, late joiners, lost mounts, engines that span mounts or are driven by a framework."""
 import http.server
 import signal

@@ -1,5 +1,5 @@
 # beside others
-# timeout: 480, takes: 180
+# timeout: 720, takes: 180
 # sanitizers: address
 """Signed versions: what a mount with verify-key= takes, and what it refuses, from an agent, from mounts in between, and from a source that
 lies about all that is not signed."""

@@ -1,5 +1,5 @@
 # beside others
-# timeout: 420, takes: 165
+# timeout: 640, takes: 165
 """Trees of mounts that build themselves (topology=auto): what comes by whom, parents that die, hang or lie, mounts that come while the
 agent is away, tokens that go nowhere else."""
 import http.server

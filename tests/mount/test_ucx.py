@@ -1,4 +1,4 @@
-# timeout: 480, takes: 70
+# timeout: 720, takes: 70
 """A mount's pulls by UCX: with -o ucx from an agent with --ucx; by tcp by itself where one of them has it not, and where it fails."""
 import os
 

@@ -1,6 +1,6 @@
 # beside others
 # sanitizers: address
-# timeout: 400, takes: 60
+# timeout: 600, takes: 60
 """Quantised views that an agent makes: MODEL@RECIPE beside MODEL, for mounts, deltas, releases, engines and archives like any model."""
 import re
 import signal

@@ -1,5 +1,5 @@
 # sanitizers: address
-# timeout: 300, takes: 40
+# timeout: 600, takes: 40
 """A long random walk: a trainer's steps over the shapes of a real checkpoint, one at a time or in bursts, some large, some empty, and a
 mount that follows by deltas. Every version that the mount makes equals the published one, bit for bit, and neither process grows.
 WALK_STEPS, WALK_SEED."""

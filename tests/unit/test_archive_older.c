@@ -1,4 +1,5 @@
 /* beside others */
+/* timeout: 240, takes: 61 */
 /* A listing of an archive that is older than the one before is believed only where it stays for a minute: not where the newer one
  * was there again in between. It waits for that minute. */
 #include "tests/fixtures/private_folder.h"

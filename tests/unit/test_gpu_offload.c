@@ -1,7 +1,7 @@
 /* Offload from GPU memory: whatever the pieces, their strides, conversions and the driver's failures, the
  * file equals the one made from the same parameters in host memory, and a failure loses no version.
  *
- * timeout: 300, takes: 60 */
+ * timeout: 480, takes: 60 */
 #include "backends/trainer/agent/agent.h"
 #include "backends/trainer/wsync.h"
 #include "tests/fixtures/gpu.h"
