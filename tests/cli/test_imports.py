@@ -1,3 +1,4 @@
+# timeout: 240
 """The names that tests import from each other exist; also checks tests whose packages are not installed."""
 import ast
 import glob

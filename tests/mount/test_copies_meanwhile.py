@@ -1,5 +1,5 @@
 # beside others
-# timeout: 240, takes: 60
+# timeout: 480, takes: 60
 # sanitizers: thread
 """One copy of a model in memory (copies=1), and what else happens at that moment: other readers, sources that end, commands."""
 import os

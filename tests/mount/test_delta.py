@@ -1,5 +1,5 @@
 # beside others
-# timeout: 480, takes: 75
+# timeout: 900, takes: 75
 # sanitizers: thread
 """Versions made from deltas: by one delta, by chains, in place and in copies, and under faults."""
 import http.client

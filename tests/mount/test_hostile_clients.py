@@ -171,9 +171,9 @@ def test_memory_of_followers(asked_before, share):
         for s in followers:
             s.sendall(asks)
     wait_for(lambda: number(agent, "wsync_agent_requests_total") >= n_before + FOLLOWERS * (1 + asked_before), "all requests")
-    grown = (rss(agent.pid) - before) / FOLLOWERS
-    print(f"memory grew by {grown / 1024:.1f} KiB each")
-    assert SANITIZER or grown * 4200 < share * MOST_BYTES, grown
+    if not SANITIZER:  # a request is counted before it waits, and its connection has what it needed to read it until then
+        wait_for(lambda: (rss(agent.pid) - before) / FOLLOWERS * 4200 < share * MOST_BYTES, "the followers to cost less", 8)
+    print(f"memory grew by {(rss(agent.pid) - before) / FOLLOWERS / 1024:.1f} KiB each")
 
 
 def test_silent_connections():

@@ -1,6 +1,6 @@
 # beside others
 # sanitizers: thread
-# timeout: 600, takes: 110
+# timeout: 1200, takes: 110
 """Mounts that learn which tensors are read, and have only those come of later versions (-o need=learn)."""
 import mmap
 import re

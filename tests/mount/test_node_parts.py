@@ -1,5 +1,5 @@
 # beside others
-# timeout: 600, takes: 150
+# timeout: 1200, takes: 150
 """A trainer on two nodes with two ranks each, and two inference nodes, each in its own network namespace: mounts must show the same
 bytes as a single rank publishes of the same tensors."""
 import contextlib

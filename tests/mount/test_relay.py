@@ -1,6 +1,6 @@
 # beside others
 # sanitizers: thread
-# timeout: 460, takes: 100
+# timeout: 900, takes: 100
 """Mounts as sources of other mounts: chains, trees and rings, bytes passed on while they arrive, mounts that send wrong bytes or die;
 and nginx in between, which caches what never changes."""
 import http.client

@@ -1,5 +1,5 @@
 # beside others
-# takes: 25
+# timeout: 240, takes: 25
 # sanitizers: address
 """Roles: each route of an agent asks for its role, by http, by https with a certificate and by the unix socket, and answers nobody else."""
 import os

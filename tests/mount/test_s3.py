@@ -1,5 +1,5 @@
 # beside others
-# timeout: 720, takes: 150
+# timeout: 1440, takes: 150
 # sanitizers: address
 """Archives in object stores, by servers that nobody here wrote. What is tested with which:
 
