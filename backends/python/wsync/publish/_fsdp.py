@@ -46,6 +46,7 @@ class Fsdp(Source):
 
     def options(self) -> dict:
         refuse_adapters(self.model)
+        _refuse_others(self.model)
         return self._conversions.options() if self._conversions else {}
 
     def saved(self, meta):
@@ -88,7 +89,21 @@ def unwrapped(model):
     """The model without torch's wrappers, whose prefixes are not in the file's names."""
     while (inner := _WRAPPERS.get(type(model).__name__)) and hasattr(model, inner):
         model = getattr(model, inner)
+    require_module(model)
     return model
+
+
+def require_module(model) -> None:
+    if not hasattr(model, "named_parameters"):
+        raise TypeError(f"a torch module is wanted, not a {type(model).__name__}: transformers' Trainer has its model wrapped, and DeepSpeed's engine, from on_train_begin on")
+
+
+def _refuse_others(model) -> None:
+    """Refuses what other sources are for: names or values here would not be the file's."""
+    if any(c.__name__ == "MegatronModule" for module in model.modules() for c in type(module).__mro__):
+        raise TypeError("this is a Megatron-core model, whose names and shards are not the file's: give its chunks to wsync.megatron()")
+    if any(hasattr(p, "ds_tensor") for p in model.parameters()):
+        raise TypeError("ZeRO-3 has partitioned this model's parameters: give the engine that deepspeed.initialize returned to wsync.deepspeed()")
 
 
 def refuse_adapters(model) -> None:
