@@ -9,8 +9,9 @@ from ._megatron_fsdp import Shards, wrapper_of
 def fsdp(model, *, conversions=True) -> Source:
     """The parameters and persistent buffers of a torch module, sharded in any way: FSDP2's ``fully_shard`` (any Shard
     dimension, hybrid, with tensor parallelism), FSDP1 with and without ``use_orig_params``, plain DTensors, or unsharded.
-    Names are those of the Hugging Face file; experts that transformers stacks are split as transformers does when it saves
-    (``conversions=False``: the module's names). A root module that a forward left unsharded is resharded.
+    Names are those of the Hugging Face file, for a model of transformers; experts that it stacks are split as it does when it saves
+    (``conversions=False``: the module's names). Another model's names are published as they are: map them, and pass ``wsync.tensors``,
+    if they are not the file's. A root module that a forward left unsharded is resharded.
 
     A model in Megatron-FSDP (megatron_fsdp.fully_shard_model) too: of it each rank has the ranges that its buffers hold, after step().
 
