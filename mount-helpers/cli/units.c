@@ -58,7 +58,9 @@ char *cli_read_token(const char *path)
     struct ws_error err;
     char *token;
     if (fd < 0)
-        exit(cli_fail("cannot read the token file %s: %s", path, strerror(errno)));
+        exit(cli_fail("cannot read the token file %s: %s; its first line is the token: any secret that agent "
+                      "and clients share, such as `openssl rand -hex 32` prints",
+                      path, strerror(errno)));
     if (ws_token_read_fd(fd, path, SECRET_WAIT_MS, &token, &err) < 0)
         exit(cli_fail("%s", err.text));
     return token;

@@ -236,6 +236,8 @@ def test_token_file():
         said = wsync("mount", "-f", "-o", f"token-file={name}", "http://127.0.0.1:1", folder, check=False)
         assert said.returncode == 1 and name in said.stderr and why in said.stderr, said
         assert why == "is empty" or "regular file" in said.stderr, said.stderr
+    said = wsync("agent", "--token-file", unique("absent"), "--listen", "127.0.0.1:0", "--socket", unique("sock"), check=False)
+    assert said.returncode == 1 and "No such file or directory; its first line is the token" in said.stderr, said
 
 
 def test_changed_folder():

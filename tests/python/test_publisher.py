@@ -238,6 +238,21 @@ def test_base(agent):
         assert pub.weights(2, "numpy")["mine"].tolist() == [[2] * 3] * 2
 
 
+def test_base_of_other_names(agent):
+    """a model in names of its own beside a base is refused: the version would have the base's old values in the file's names. A base of
+    other shapes is none of it"""
+    base = world.checkpoint({"model.a": ("F32", [2]), "model.b": ("F32", [2]), "model.c": ("F32", [2])})
+    given = {name: numpy.ones(2, numpy.float32) for name in ("layers.a", "layers.b", "model.c")}
+    with publisher(agent, given, base=base) as pub:
+        with pytest.raises(wsync.Error, match=r"no layers.a, nor 1 more of the 3 tensors .* such as model.a"):
+            pub.offload(1)
+        given["model.a"] = given.pop("layers.a")
+        pub.offload(1)
+        assert pub.frozen == ["model.b"] and set(pub.weights(framework="numpy")) == {"layers.b", "model.a", "model.b", "model.c"}
+    with publisher(agent, {"layers.a": numpy.ones(2, numpy.float32)}, base=world.checkpoint({"vision": ("F32", [3])}), model="vision") as pub:
+        pub.offload(1)
+
+
 def test_changed_model(agent):
     """a tensor that is resized, added or removed is noticed, and the model is registered again"""
     given = {"a": numpy.zeros(4, numpy.float32), "b": numpy.ones(2, numpy.float32)}

@@ -384,6 +384,18 @@ def test_wrappers(agent):
             pub.offload(2)
 
 
+def test_other_sources(agent):
+    """what another source is for is refused, with its name: a Megatron model, partitions of ZeRO-3, an engine that is not there yet"""
+    megatron = type("GPTModel", (type("MegatronModule", (Module,), {}),), {})({"embedding.word_embeddings.weight": Tensor(numbers(3, 0))})
+    model = zero3({"a": numbers(2, 0)}).module
+    for wrong, words in (Module({}, {"module": megatron}), r"Megatron-core.*wsync.megatron\(\)"), (model, r"ZeRO-3.*wsync.deepspeed\(\)"):
+        with publisher(agent, wsync.fsdp(wrong, conversions=False)) as pub, pytest.raises(TypeError, match=words):
+            pub.offload(1)
+    for source in wsync.fsdp, wsync.deepspeed, wsync.megatron:
+        with pytest.raises(TypeError, match="a torch module is wanted, not a NoneType.*on_train_begin"):
+            source(None)
+
+
 def test_vision_by_transformers_4(agent, monkeypatch):
     """transformers 4 has models of text and images in other names than their files; a table of the model's class has both"""
     torch = types.SimpleNamespace(Tensor=enum.Enum, empty=lambda shape, device: Tensor(numpy.empty(shape, numpy.float32)))
@@ -759,6 +771,7 @@ def one_group(monkeypatch):
     for group in ("tensor_model", "expert_model", "expert_tensor"):
         setattr(state, f"get_{group}_parallel_rank", lambda: 0)
         setattr(state, f"get_{group}_parallel_world_size", lambda: 1)
+    state.model_parallel_is_initialized = lambda: True
     core = types.ModuleType("megatron.core")
     core.parallel_state = state
     for name, module in (("megatron", types.ModuleType("megatron")), ("megatron.core", core), ("megatron.core.parallel_state", state)):
@@ -770,6 +783,14 @@ def qwen3(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "num_attention_heads": 2, "head_dim": 2, "hidden_size": 3, "vocab_size": 9,
                                                       "intermediate_size": 4}))
     return str(tmp_path)
+
+
+def test_megatron_without_groups(agent, one_group, qwen3):
+    """before Megatron's parallel groups are there an offload is refused"""
+    sys.modules["megatron.core.parallel_state"].model_parallel_is_initialized = lambda: False
+    source = wsync.megatron(Module({"decoder.final_layernorm.weight": Tensor(numbers(3, 0))}))
+    with publisher(agent, source, hf_config=qwen3) as pub, pytest.raises(RuntimeError, match="initialize_model_parallel first"):
+        pub.offload(1)
 
 
 def test_megatron_missing_chunks(agent, one_group, qwen3):

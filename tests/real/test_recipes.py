@@ -22,6 +22,13 @@ def test_trl_2():
     compared(2, "trl_ranks.py", "grpo")
 
 
+def test_trl_zero3():
+    "TRL's GRPOTrainer on 2 ranks of accelerate's DeepSpeed, whose engine is there when training begins"
+    need("trl")
+    need("deepspeed")
+    compared(2, "trl_ranks.py", "grpo-zero3")
+
+
 def test_trl_vllm():
     "TRL's vllm_mode=server: a mount that follows switches the server before TRL samples from it"
     need("trl")

@@ -160,7 +160,7 @@ static void both(struct half h[2], void *(*what)(void *), uint64_t version)
 
 static void write_base(const char *path, unsigned char value)
 {
-    struct ws_tensor spec = {.name = "frozen", .dtype = WS_U8, .n_dims = 1, .shape = {N}};
+    struct ws_tensor spec = {.name = "frozen", .dtype = WS_U8, .n_dims = 2, .shape = {2, N / 2}};
     struct ws_safetensors *st;
     void *header;
     unsigned char bytes[N];

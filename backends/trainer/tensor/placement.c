@@ -17,7 +17,7 @@ struct whole {
     const char *file; /* NULL: by size */
     struct ws_entry **parts;
     size_t n_parts;
-    bool frozen;
+    bool frozen, in_base;
 };
 
 struct maker {
@@ -102,6 +102,53 @@ static int by_whole(const void *x, const void *y)
     return strcmp(((const struct whole *)x)->tensor.name, ((const struct whole *)y)->tensor.name);
 }
 
+static int by_shape(const void *x, const void *y)
+{
+    const struct ws_tensor *a = &(*(struct whole *const *)x)->tensor,
+                           *b = &(*(struct whole *const *)y)->tensor;
+    if (a->n_dims != b->n_dims)
+        return a->n_dims < b->n_dims ? -1 : 1;
+    for (unsigned d = 0; d < a->n_dims; d++)
+        if (a->shape[d] != b->shape[d])
+            return a->shape[d] < b->shape[d] ? -1 : 1;
+    return 0;
+}
+
+/* A model in names of its own beside a base: a version would have the base's values under the names that engines read. It shows where most
+ * of what is held is not in the base and has a tensor of the same shape there that nobody holds. held: so many wholes are, the first. */
+static int refuse_other_names(const struct maker *k, size_t held, struct ws_error *err)
+{
+    const struct whole **w = calloc(k->n_wholes + 1, sizeof(struct whole *));
+    size_t n = 0, same = 0;
+    if (!w)
+        return no_memory(err);
+    for (size_t i = 0; i < held; i++)
+        if (!k->wholes[i].in_base)
+            w[n++] = &k->wholes[i];
+    const struct whole *first = w[0], **frozen = w + n;
+    const size_t n_frozen = k->n_wholes - held;
+    for (size_t i = 0; i < n_frozen; i++)
+        frozen[i] = &k->wholes[held + i];
+    qsort(w, n, sizeof(struct whole *), by_shape);
+    qsort(frozen, n_frozen, sizeof(struct whole *), by_shape);
+    for (size_t i = 0, j = 0; i < n && j < n_frozen;) {
+        const int c = by_shape(&w[i], &frozen[j]);
+        same += c == 0;
+        i += c <= 0;
+        j += c >= 0;
+    }
+    free(w);
+    if (same <= held / 2)
+        return 0;
+    return ws_error_set(
+        err, EINVAL,
+        "the base checkpoint has no %s, nor %zu more of the %zu tensors that ranks hold, but others of their "
+        "shapes "
+        "that no rank holds, such as %s: their values would stay the base's; publish in the names that the "
+        "base has, or leave the base out",
+        first->tensor.name, n - 1, held, k->wholes[held].tensor.name);
+}
+
 static int unify_all(struct maker *k, struct ws_error *err)
 {
     int rc = 0;
@@ -119,7 +166,7 @@ static int unify_all(struct maker *k, struct ws_error *err)
     for (size_t i = 0; rc == 0 && i < first->n_base; i++) {
         struct whole key = {.tensor = first->base[i].tensor};
         struct ws_entry *e = &first->base[i];
-        const struct whole *other = bsearch(&key, k->wholes, held, sizeof(key), by_whole);
+        struct whole *other = bsearch(&key, k->wholes, held, sizeof(key), by_whole);
         if (other && !same_meta(&other->tensor, &e->tensor))
             rc = ws_error_set(err, EPROTO,
                               "%s has another dtype or shape in the base checkpoint: %s there, %s here, in "
@@ -127,8 +174,10 @@ static int unify_all(struct maker *k, struct ws_error *err)
                               e->tensor.name, ws_dtype_name(e->tensor.dtype),
                               ws_dtype_name(other->tensor.dtype), e->tensor.n_dims, other->tensor.n_dims);
         e->writes = false;
-        if (other)
+        if (other) {
+            other->in_base = true;
             continue;
+        }
         k->all[k->n_all] = e;
         k->wholes[k->n_wholes++] = (struct whole){.tensor = e->tensor,
                                                   .file = e->requested_file,
@@ -138,6 +187,8 @@ static int unify_all(struct maker *k, struct ws_error *err)
         k->n_all++;
         e->writes = true;
     }
+    if (rc == 0)
+        rc = refuse_other_names(k, held, err);
     qsort(k->wholes, k->n_wholes, sizeof(k->wholes[0]), by_whole);
     if (rc == 0 && k->n_wholes == 0)
         rc = ws_error_set(err, EINVAL, "no rank registered a tensor: give at least one");

@@ -13,17 +13,20 @@ from trl.generation.vllm_client import VLLMClient
 
 import wsync
 from checkpoints import CONFIG, tokenizer
-from common import main, publisher, rank, save
+from common import EXPECTED, main, publisher, rank, save
 
 dist.init_process_group("gloo")
 CLOSE = 0.3  # of log probabilities: bfloat16 rounds; weights that are one step old are 1.2 apart
 
 
 class Publish(TrainerCallback):
-    """The recipe's callback."""
+    """The recipe's callback. make: returns the publisher."""
 
-    def __init__(self, pub):
-        self.pub = pub
+    def __init__(self, make):
+        self.make = make
+
+    def on_train_begin(self, args, state, control, **_):
+        self.pub = self.make()
 
     def on_step_end(self, args, state, control, **_):
         self.pub.offload(version=state.global_step + 1)
@@ -54,12 +57,12 @@ def keep(case, version, model, dtype=None):
 class Keep(TrainerCallback):
     """Saves each expected version, and waits until it is announced before the next step."""
 
-    def __init__(self, case, pub, dtype):
-        self.case, self.pub, self.dtype = case, pub, dtype
+    def __init__(self, keep, publish):
+        self.keep, self.publish = keep, publish
 
     def on_step_end(self, args, state, control, model, **_):
-        keep(self.case, state.global_step + 1, model, self.dtype)
-        self.pub.wait_published(state.global_step + 1)
+        self.keep(state.global_step + 1, model)
+        self.publish.pub.wait_published(state.global_step + 1)
 
 
 def reward(completions, **_):
@@ -67,9 +70,9 @@ def reward(completions, **_):
 
 
 def trainer_of(model, folder, lora=None, steps=2, **more):
-    args = GRPOConfig(output_dir=folder, use_cpu=True, bf16=False, per_device_train_batch_size=2, num_generations=2, max_steps=steps,
-                      max_completion_length=8, learning_rate=1e-2, save_strategy="no", report_to="none", disable_tqdm=True,
-                      logging_steps=1, gradient_checkpointing=False, **more)
+    args = GRPOConfig(**dict(output_dir=folder, use_cpu=True, bf16=False, per_device_train_batch_size=2, num_generations=2, max_steps=steps,
+                             max_completion_length=8, learning_rate=1e-2, save_strategy="no", report_to="none", disable_tqdm=True,
+                             logging_steps=1, gradient_checkpointing=False) | more)
     rows = Dataset.from_list([{"prompt": text} for text in ("one", "two", "three", "four") * 4])
     return GRPOTrainer(model, reward_funcs=reward, args=args, train_dataset=rows, processing_class=tokenizer(), peft_config=lora)
 
@@ -80,13 +83,47 @@ def grpo(case, tied=False, lora=None, dtype=None):
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         trainer = trainer_of(Qwen3ForCausalLM(config), folder, lora)
-        source = wsync.tensors(lambda: merged(trainer.model)) if lora else wsync.fsdp(trainer.model)
-        pub = publisher(case, source, folder=folder, dtype=dtype)
-        trainer.add_callback((PublishMerged if lora else Publish)(pub))
-        trainer.add_callback(Keep(case, pub, dtype))
-        trainer.train()
-        assert trainer.state.global_step == 2, trainer.state
-        pub.close()
+        source = (lambda: wsync.tensors(lambda: merged(trainer.model))) if lora else (lambda: wsync.fsdp(trainer.model))
+        publish = (PublishMerged if lora else Publish)(lambda: publisher(case, source(), folder=folder, dtype=dtype))
+        train(trainer, publish, lambda version, model: keep(case, version, model, dtype))
+
+
+def train(trainer, publish, keep):
+    trainer.add_callback(publish)
+    trainer.add_callback(Keep(keep, publish))
+    trainer.train()
+    assert trainer.state.global_step == 2, trainer.state
+    publish.pub.close()
+
+
+def deepspeed_on_cpu():
+    """accelerate and transformers start DeepSpeed on GPUs only: they are told that there are some, which are called cpu."""
+    os.environ.update(DS_ACCELERATOR="cpu", ACCELERATE_TORCH_DEVICE="cpu", ACCELERATE_USE_DEEPSPEED="true")
+    import accelerate.state
+    import deepspeed
+    import transformers.training_args
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else compiled at the first start, which takes 45 s
+    deepspeed.init_distributed("gloo")
+    accelerate.state.PartialState._prepare_backend = lambda *_, **__: ("gloo", accelerate.state.DistributedType.MULTI_GPU)
+    transformers.training_args.is_torch_bf16_gpu_available = lambda: True
+
+
+def case_grpo_zero3(case):
+    """accelerate's DeepSpeed; expected is what save_model gathers. A process has one state of accelerate: no other case beside it."""
+    deepspeed_on_cpu()
+    zero = dict(stage=3, stage3_gather_16bit_weights_on_model_save=True, stage3_param_persistence_threshold=0)
+    config = dict(dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto"), bf16=dict(enabled=True),
+                  zero_optimization=zero, zero_allow_untested_optimizer=True, zero_force_ds_cpu_optimizer=False)
+    start = os.path.join(EXPECTED, "start-of-" + case)
+    torch.manual_seed(0)
+    if rank() == 0:
+        Qwen3ForCausalLM(Qwen3Config(**CONFIG)).to(torch.bfloat16).save_pretrained(start)
+    dist.barrier()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_of(start, folder, use_cpu=False, bf16=True, deepspeed=config)
+        publish = Publish(lambda: publisher(case, wsync.deepspeed(trainer.deepspeed), folder=start))
+        train(trainer, publish, lambda version, _: trainer.save_model(os.path.join(EXPECTED, case, str(version))))
 
 
 def case_grpo(case):
@@ -107,21 +144,23 @@ def case_vllm(case):
     VLLMClient.init_communicator = lambda self, device=0: None
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(model, folder, steps=3, use_vllm=True, vllm_mode="server", vllm_server_base_url=os.environ["VLLM_URL"])
-        pub = publisher(case, wsync.fsdp(trainer.model), folder=os.environ["START"])
+        publish = Publish(lambda: publisher(case, wsync.fsdp(trainer.model), folder=os.environ["START"]))
+        publish.on_step_end = lambda *_, **__: None
 
         def sync_weights():
             version = trainer.state.global_step + 1
             if version > 1:
-                pub.offload(version)
-                pub.wait_loaded(version)
+                publish.pub.offload(version)
+                publish.pub.wait_loaded(version)
                 keep(case, version, trainer.model)
 
         trainer.vllm_generation.sync_weights = sync_weights
+        trainer.add_callback(publish)
         trainer.train()
-        pub.close()
+        publish.pub.close()
     apart = [step["sampling/sampling_logp_difference/max"] for step in trainer.state.log_history[:3]]
     print(f"# log probabilities that vLLM sampled with and the trainer's: {', '.join(f'{x:.3f}' for x in apart)} apart at most", flush=True)
     assert max(apart) < CLOSE, apart
 
 
-main({"grpo": case_grpo, "grpo-tied": case_grpo_tied, "grpo-lora": case_grpo_lora, "vllm": case_vllm})
+main({"grpo": case_grpo, "grpo-tied": case_grpo_tied, "grpo-lora": case_grpo_lora, "grpo-zero3": case_grpo_zero3, "vllm": case_vllm})

@@ -9,8 +9,9 @@ from ._megatron_fsdp import Shards, wrapper_of
 def fsdp(model, *, conversions=True) -> Source:
     """The parameters and persistent buffers of a torch module, sharded in any way: FSDP2's ``fully_shard`` (any Shard
     dimension, hybrid, with tensor parallelism), FSDP1 with and without ``use_orig_params``, plain DTensors, or unsharded.
-    Names are those of the Hugging Face file; experts that transformers stacks are split as transformers does when it saves
-    (``conversions=False``: the module's names). A root module that a forward left unsharded is resharded.
+    Names are those of the Hugging Face file, for a model of transformers; experts that it stacks are split as it does when it saves
+    (``conversions=False``: the module's names). Another model's names are published as they are: map them, and pass ``wsync.tensors``,
+    if they are not the file's. A root module that a forward left unsharded is resharded.
 
     A model in Megatron-FSDP (megatron_fsdp.fully_shard_model) too: of it each rank has the ranges that its buffers hold, after step().
 
@@ -46,6 +47,7 @@ class Fsdp(Source):
 
     def options(self) -> dict:
         refuse_adapters(self.model)
+        _refuse_others(self.model)
         return self._conversions.options() if self._conversions else {}
 
     def saved(self, meta):
@@ -88,7 +90,21 @@ def unwrapped(model):
     """The model without torch's wrappers, whose prefixes are not in the file's names."""
     while (inner := _WRAPPERS.get(type(model).__name__)) and hasattr(model, inner):
         model = getattr(model, inner)
+    require_module(model)
     return model
+
+
+def require_module(model) -> None:
+    if not hasattr(model, "named_parameters"):
+        raise TypeError(f"a torch module is wanted, not a {type(model).__name__}: transformers' Trainer has its model wrapped, and DeepSpeed's engine, from on_train_begin on")
+
+
+def _refuse_others(model) -> None:
+    """Refuses what other sources are for: names or values here would not be the file's."""
+    if any(c.__name__ == "MegatronModule" for module in model.modules() for c in type(module).__mro__):
+        raise TypeError("this is a Megatron-core model, whose names and shards are not the file's: give its chunks to wsync.megatron()")
+    if any(hasattr(p, "ds_tensor") for p in model.parameters()):
+        raise TypeError("ZeRO-3 has partitioned this model's parameters: give the engine that deepspeed.initialize returned to wsync.deepspeed()")
 
 
 def refuse_adapters(model) -> None:

@@ -5,7 +5,7 @@ during the next forward. In the latter case this module makes the DDP wrapper ga
 optimizer, each rank supplies the ranges that it has updated itself, and nothing is gathered."""
 from __future__ import annotations
 
-from ._fsdp import add_buffers
+from ._fsdp import add_buffers, require_module
 from ._held import Held, Source
 from ._megatron_fsdp import Shards, is_part, wrapper_of
 
@@ -25,6 +25,8 @@ def megatron(chunks, optimizer=None, *, master: bool = False) -> Source:
     Of a chunk in Megatron-FSDP each rank writes the ranges that its buffers hold, after step(); the optimizer is not needed, also with
     master=True. No collective call."""
     chunks = list(chunks) if isinstance(chunks, (list, tuple)) else [chunks]
+    for chunk in chunks:
+        require_module(chunk)
     wrappers = [wrapper_of(chunk) for chunk in chunks]
     if any(wrappers):
         if not all(wrappers):
@@ -134,6 +136,8 @@ class Megatron(Source):
     def options(self) -> dict:
         from megatron.core import parallel_state as ps
 
+        if not ps.model_parallel_is_initialized():
+            raise RuntimeError("Megatron's parallel groups are not initialized, so what this rank holds is not known: call parallel_state.initialize_model_parallel first")
         groups = {
             "tensor": (ps.get_tensor_model_parallel_rank(), ps.get_tensor_model_parallel_world_size()),
             "expert": (ps.get_expert_model_parallel_rank(), ps.get_expert_model_parallel_world_size()),

@@ -141,7 +141,7 @@ int ws_agent_audit_check(struct ws_agent_model *m, struct ws_audit *all_hashes, 
     return ws_error_set(err, ECANCELED,
                         "replicas differ: %s (%" PRIu64 " of %" PRIu64
                         " compared chunks); give all ranks the same values there before the offload, or "
-                        "let the audit warn only (audit_warns)",
+                        "let the audit warn only (audit_warn=True, in C audit_warns)",
                         found.text, found.different, found.compared);
 }
 
