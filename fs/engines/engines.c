@@ -318,11 +318,13 @@ static const struct ws_engine *engine_at(const struct ws_control *c, const char 
     return NULL;
 }
 
-static int check_files(const struct ws_control *c, const struct ws_engine *e, struct ws_error *err)
+/* A look at where a path leads waits for whatever lies there: not at the daemon's start, when it does not answer itself yet, nor for
+ * somebody to whom root has given one folder (files=), below which they are opened. */
+static int check_files(const struct ws_control *c, const struct ws_engine *e, bool ask, struct ws_error *err)
 {
     const char *const files[] = {e->ca_file, e->token_file, e->admin_token_file};
     int rc = 0;
-    for (size_t i = 0; rc == 0 && i < sizeof(files) / sizeof(files[0]); i++)
+    for (size_t i = 0; rc == 0 && ask && !e->files && i < sizeof(files) / sizeof(files[0]); i++)
         rc = files[i] ? ws_own_folder_check(c->options.mountpoint, files[i], err) : 0;
     return rc;
 }
@@ -337,7 +339,7 @@ int ws_engine_add(struct ws_control *c, struct ws_controller *ctl, const struct 
     int rc = make_engine(q, &e, err);
     if (rc < 0)
         return rc;
-    rc = check_files(c, e, err);
+    rc = check_files(c, e, ask, err);
     if (rc == 0)
         rc = ws_words_join(&q->words, line, err);
     if (rc == 0 && !(e->line = strdup(line)))

@@ -19,22 +19,47 @@
 #include <unistd.h>
 
 #define END_MS     10000 /* for the daemon to end */
+#define ANSWER_MS  5000  /* for it to answer a look at its folder */
 #define BUSY_TRIES 9     /* BUSY_NS apart, twice as long each time: 2.5 s in all */
 #define BUSY_NS    10000000L
 #ifndef STATX_MNT_ID_UNIQUE
 #define STATX_MNT_ID_UNIQUE 0x4000U
 #endif
 
+/* Where link mode's tmpfs is, if one is mounted; else empty. */
+static void find_regions(const char *path, char regions[4200])
+{
+    snprintf(regions, 4200, "%s/" WS_REGIONS_NAME, path);
+    if (!ws_place_has(regions, "tmpfs"))
+        regions[0] = 0;
+}
+
+/* A look into the mount waits for its daemon, which may be stopped: a process of its own looks, and is ended. */
+static bool answers(const char *path)
+{
+    const struct timespec step = {.tv_nsec = BUSY_NS};
+    const pid_t pid = fork();
+    dev_t dev;
+    if (pid == 0)
+        _exit(ws_place_device(path, &dev) < 0);
+    for (int ms = 0; pid > 0 && ms < ANSWER_MS; ms += (int)(BUSY_NS / 1000000L)) {
+        if (waitpid(pid, NULL, WNOHANG) != 0)
+            return true;
+        (void)nanosleep(&step, NULL);
+    }
+    if (pid > 0)
+        (void)kill(pid,
+                   SIGKILL); /* it may wait on, if the daemon has its request: whoever adopts it reaps it */
+    return pid < 0;
+}
+
 /* What link mode mounts below keeps its mount busy. It is taken away first and, where the mount stays, put
  * back: a copy of it is held meanwhile. -1: there is none. */
-static int detach_regions(const char *path, char regions[4200])
+static int detach_regions(const char *path, const char *regions)
 {
     dev_t outer = 0, inner = 0;
-    snprintf(regions, 4200, "%s/" WS_REGIONS_NAME, path);
-    if (!ws_place_has(regions,
-                      "tmpfs")) /* a look into the mount waits for its daemon, which may be stopped */
-        return -1;
-    if (ws_place_device(path, &outer) < 0 || ws_place_device(regions, &inner) < 0 || outer == inner)
+    if (!regions[0] || ws_place_device(path, &outer) < 0 || ws_place_device(regions, &inner) < 0 ||
+        outer == inner)
         return -1;
     int tree = (int)syscall(SYS_open_tree, AT_FDCWD, regions, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
     if (tree >= 0 && umount2(regions, MNT_DETACH) != 0) {
@@ -45,9 +70,8 @@ static int detach_regions(const char *path, char regions[4200])
 }
 
 /* A signal that ends the process waits until the regions are back. */
-static int unmount(const char *path)
+static int unmount(const char *path, const char *regions)
 {
-    char regions[4200];
     sigset_t all, before;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &before);
@@ -82,13 +106,17 @@ static uint64_t mount_number(const char *path)
 static int unmount_patiently(const char *path)
 {
     const uint64_t number = mount_number(path);
-    int rc = unmount(path);
+    char regions[4200];
+    find_regions(path, regions);
+    if (regions[0] && !answers(regions))
+        return -ETIMEDOUT;
+    int rc = unmount(path, regions);
     for (int i = 1; rc == -EBUSY && i < BUSY_TRIES; i++) {
         const long ns = BUSY_NS << (i - 1);
         const struct timespec wait = {.tv_sec = ns / 1000000000L, .tv_nsec = ns % 1000000000L};
         (void)nanosleep(&wait, NULL);
         const uint64_t now = mount_number(path);
-        rc = now == 0 || now == number ? unmount(path) : 0;
+        rc = now == 0 || now == number ? unmount(path, regions) : 0;
     }
     return rc;
 }
@@ -144,5 +172,7 @@ int ws_unmount(const char *mountpoint, bool lazy, struct ws_error *err)
     ws_beacons_close(&daemon);
     return ws_error_set(err, -rc, "cannot unmount %s: %s%s", path, strerror(-rc),
                         rc == -EBUSY ? "; a process has a file open or works in it: end it, or use --lazy"
-                                     : "");
+                        : rc == -ETIMEDOUT
+                            ? "; its daemon does not answer, as one that is stopped: use --lazy"
+                            : "");
 }

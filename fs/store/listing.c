@@ -364,6 +364,7 @@ static void apply(struct ws_poller *p, const json_t *models, uint64_t agent, boo
         p->is_static = is_static;
         p->up = true; /* who sees what it lists sees that it answers */
         p->contact_ns = ws_clock_ns();
+        p->error[0] = '\0';
         for (struct ws_model *m = s->models; m; m = m->next)
             m->reported[p->index] =
                 m->reported[p->index] && p->reported; /* it may list the model only later */

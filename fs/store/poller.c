@@ -28,12 +28,13 @@
 static void record_result(struct ws_poller *p, int rc, const struct ws_error *err)
 {
     struct ws_store *s = p->store;
-    bool was_up, first;
+    bool was_up, is_up, first;
 
     pthread_mutex_lock(&s->lock);
     was_up = p->is_said_up;
     first = !p->answered;
-    p->up = p->is_said_up = rc == 0;
+    is_up = p->up && rc == 0; /* by its list, unless the watcher of parents has found it dead since */
+    p->up = p->is_said_up = is_up;
     p->answered = true;
     if (rc == 0) {
         p->contact_ns = ws_clock_ns();
@@ -44,7 +45,7 @@ static void record_result(struct ws_poller *p, int rc, const struct ws_error *er
     }
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    if (rc == 0 && (first || !was_up))
+    if (is_up && (first || !was_up))
         ws_log(WS_LOG_INFO, "store", "source answers url=%s", p->source->url);
     else if (rc < 0 && (first || was_up))
         ws_log(WS_LOG_WARN, "store", "source does not answer, retrying url=%s error=\"%s\"", p->source->url,

@@ -67,8 +67,9 @@ def tell(connections, route, body):
         head, body = answer.split(b"\r\n\r\n", 1)
         assert head.startswith(b"HTTP/1.1 200"), answer
         rest = int(re.search(rb"content-length: (\d+)", head, re.I)[1]) - len(body)
-        while rest > 0:
-            rest -= len(c.recv(rest))
+        while rest > 0 and (more := c.recv(rest)):
+            rest -= len(more)
+        assert rest == 0, answer
 
 
 def pause_by_hand(engines, path, version):

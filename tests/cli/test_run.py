@@ -120,6 +120,7 @@ def test_shares():
         assert "left to the other shares" in text, text
     assert sorted(ran) == sorted([f"tests/mount/test_{name}.py [address]" for name in "abcddd"]), ran
     counts(*run(tree, SHARE="1/3"), 4, 0, 0)
+    counts(*run(tree, "address", "test_b", SHARE="1/3"), 1, 0, 0)
     assert run(tree, SHARE="4/3")[0] == 1
 
 

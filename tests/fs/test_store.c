@@ -220,7 +220,9 @@ static void a_new_lineage_supersedes_the_old(void **state)
     for (uint64_t n = 45; n <= 47; n++)
         shelf_publish(shelf, "actor", n, "r1", MIB);
     add_source(store, shelf_tcp_start(shelf), NULL);
+    pthread_mutex_lock(&heard.lock);
     assert_false(heard.from_nobody);
+    pthread_mutex_unlock(&heard.lock);
     old = pulled(store, "actor", "46");
     shelf_publish(shelf, "actor", 46, "r2", 2 * MIB);
     wait_until(has_heard(&heard, "renamed 46@r1"));

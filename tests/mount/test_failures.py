@@ -9,6 +9,8 @@ import subprocess
 import threading
 import time
 
+import pytest
+
 from certificates import Tls
 from proxy import Slow
 from world import *
@@ -569,16 +571,23 @@ def test_umount_does_not_wait_for_ever():
     os.close(reader)
 
 
-def test_umount_of_a_stopped_mount():
-    "a mount whose daemon is stopped is taken away, and the daemon is named"
+@pytest.mark.parametrize("reads", ["cached", "link"])
+def test_umount_of_a_stopped_mount(reads):
+    "a mount whose daemon is stopped is taken away, and the daemon is named; with links, for which it is asked, --lazy takes it away"
     agent, _ = published()
-    mount = Mount(agent.url)
+    mount = Mount(agent.url, f"reads={reads}")
     mount.wait_version("actor", 1)
+    wait_for(lambda: "serving at=" in mount.text(), "the start, of which the links are a part")
+    has_links = os.path.ismount(mount.file(".regions"))
     os.kill(mount.pid, signal.SIGSTOP)
     at_end(lambda: os.kill(mount.pid, signal.SIGCONT) if mount.alive() else None)
     time.sleep(2.5)  # what the kernel knows of the mount's folder is too old to go by
     r = wsync("umount", mount.path, check=False)
-    assert r.returncode == 3 and f"(process {mount.pid})" in r.stderr and "stopped" in r.stderr, r
+    if has_links:
+        assert r.returncode == 1 and "does not answer" in r.stderr and "--lazy" in r.stderr and mount.mounted(), r
+        wsync("umount", "--lazy", mount.path)
+    else:
+        assert r.returncode == 3 and f"(process {mount.pid})" in r.stderr and "stopped" in r.stderr, r
     assert not mount.mounted()
     os.kill(mount.pid, signal.SIGCONT)
     wait_for(lambda: not mount.alive(), "the daemon's end")

@@ -173,6 +173,7 @@ def test_memory_of_followers(asked_before, share):
     wait_for(lambda: number(agent, "wsync_agent_requests_total") >= n_before + FOLLOWERS * (1 + asked_before), "all requests")
     if not SANITIZER:  # a request is counted before it waits, and its connection has what it needed to read it until then
         wait_for(lambda: (rss(agent.pid) - before) / FOLLOWERS * 4200 < share * MOST_BYTES, "the followers to cost less", 8)
+        assert not any(map(is_ended, followers[::100]))
     print(f"memory grew by {(rss(agent.pid) - before) / FOLLOWERS / 1024:.1f} KiB each")
 
 

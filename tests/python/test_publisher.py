@@ -239,16 +239,23 @@ def test_base(agent):
 
 
 def test_base_of_other_names(agent):
-    """a model in names of its own beside a base is refused: the version would have the base's old values in the file's names. A base of
-    other shapes is none of it"""
-    base = world.checkpoint({"model.a": ("F32", [2]), "model.b": ("F32", [2]), "model.c": ("F32", [2])})
-    given = {name: numpy.ones(2, numpy.float32) for name in ("layers.a", "layers.b", "model.c")}
-    with publisher(agent, given, base=base) as pub:
-        with pytest.raises(wsync.Error, match=r"no layers.a, nor 1 more of the 3 tensors .* such as model.a"):
-            pub.offload(1)
-        given["model.a"] = given.pop("layers.a")
+    """a model in names of its own beside a base is refused: the version would have the base's old values in the file's names. What is new
+    beside a base is not: a layer, a head, biases; nor is a base of other shapes"""
+    layers = {f"model.layers.{i}.{name}": ("F32", shape) for i in range(3) for name, shape in (("q", [2, 2]), ("up", [3, 2]), ("norm", [2]))}
+    base = world.checkpoint(layers | {"model.embed": ("F32", [5, 2])})
+
+    def held(specs):
+        return {name: numpy.ones(shape, numpy.float32) for name, (_, shape) in specs.items()}
+
+    given = held({name.replace("model.", ""): spec for name, spec in layers.items()} | {"model.embed": ("F32", [5, 2])})
+    with publisher(agent, given, base=base) as pub, pytest.raises(wsync.Error, match=r"lacks 9 of the 10 tensors .*layers.0.norm here may be model.layers"):
         pub.offload(1)
-        assert pub.frozen == ["model.b"] and set(pub.weights(framework="numpy")) == {"layers.b", "model.a", "model.b", "model.c"}
+    new = [{name.replace("layers.2", "layers.3"): spec for name, spec in layers.items() if ".2." in name}, {"lm_head": ("F32", [5, 2])},
+           {f"model.layers.{i}.q.bias": ("F32", [2]) for i in range(3)}]
+    for i, specs in enumerate(new):
+        with publisher(agent, held(specs), base=base, model=f"new{i}") as pub:
+            pub.offload(1)
+            assert set(pub.frozen) == set(layers) | {"model.embed"}
     with publisher(agent, {"layers.a": numpy.ones(2, numpy.float32)}, base=world.checkpoint({"vision": ("F32", [3])}), model="vision") as pub:
         pub.offload(1)
 

@@ -114,39 +114,41 @@ static int by_shape(const void *x, const void *y)
     return 0;
 }
 
-/* A model in names of its own beside a base: a version would have the base's values under the names that engines read. It shows where most
- * of what is held is not in the base and has a tensor of the same shape there that nobody holds. held: so many wholes are, the first. */
+/* A model in names of its own beside a base: a version would have the base's values under the names that engines read. It shows where the
+ * base has neither most of what is held nor shapes of its own: most of its tensors that nobody holds have their like among what it lacks.
+ * What is new beside a base that is trained or frozen, as a layer or a head, is little of it. held: so many wholes are, the first. */
 static int refuse_other_names(const struct maker *k, size_t held, struct ws_error *err)
 {
-    const struct whole **w = calloc(k->n_wholes + 1, sizeof(struct whole *));
+    const size_t n_frozen = k->n_wholes - held;
+    const struct whole **w = calloc(k->n_wholes + 1, sizeof(struct whole *)), *here = NULL, *there = NULL;
     size_t n = 0, same = 0;
     if (!w)
         return no_memory(err);
     for (size_t i = 0; i < held; i++)
         if (!k->wholes[i].in_base)
             w[n++] = &k->wholes[i];
-    const struct whole *first = w[0], **frozen = w + n;
-    const size_t n_frozen = k->n_wholes - held;
+    const struct whole **frozen = w + n;
     for (size_t i = 0; i < n_frozen; i++)
         frozen[i] = &k->wholes[held + i];
     qsort(w, n, sizeof(struct whole *), by_shape);
     qsort(frozen, n_frozen, sizeof(struct whole *), by_shape);
     for (size_t i = 0, j = 0; i < n && j < n_frozen;) {
         const int c = by_shape(&w[i], &frozen[j]);
-        same += c == 0;
+        if (c == 0 && same++ == 0) {
+            here = w[i];
+            there = frozen[j];
+        }
         i += c <= 0;
         j += c >= 0;
     }
     free(w);
-    if (same <= held / 2)
+    if (n <= held / 2 || same <= n_frozen / 2)
         return 0;
-    return ws_error_set(
-        err, EINVAL,
-        "the base checkpoint has no %s, nor %zu more of the %zu tensors that ranks hold, but others of their "
-        "shapes "
-        "that no rank holds, such as %s: their values would stay the base's; publish in the names that the "
-        "base has, or leave the base out",
-        first->tensor.name, n - 1, held, k->wholes[held].tensor.name);
+    return ws_error_set(err, EINVAL,
+                        "the base checkpoint lacks %zu of the %zu tensors that ranks hold, and has others of "
+                        "their shapes that nobody holds: %s here may be %s there, whose value would stay the "
+                        "base's; publish in the names that the base has, or leave the base out",
+                        n, held, here->tensor.name, there->tensor.name);
 }
 
 static int unify_all(struct maker *k, struct ws_error *err)

@@ -96,7 +96,8 @@ def unwrapped(model):
 
 def require_module(model) -> None:
     if not hasattr(model, "named_parameters"):
-        raise TypeError(f"a torch module is wanted, not a {type(model).__name__}: transformers' Trainer has its model wrapped, and DeepSpeed's engine, from on_train_begin on")
+        hint = ": transformers' Trainer has its model wrapped, and DeepSpeed's engine, from on_train_begin on" if model is None else ""
+        raise TypeError(f"a torch module is wanted, not a {type(model).__name__}{hint}")
 
 
 def _refuse_others(model) -> None:
@@ -104,7 +105,7 @@ def _refuse_others(model) -> None:
     if any(c.__name__ == "MegatronModule" for module in model.modules() for c in type(module).__mro__):
         raise TypeError("this is a Megatron-core model, whose names and shards are not the file's: give its chunks to wsync.megatron()")
     if any(hasattr(p, "ds_tensor") for p in model.parameters()):
-        raise TypeError("ZeRO-3 has partitioned this model's parameters: give the engine that deepspeed.initialize returned to wsync.deepspeed()")
+        raise TypeError("ZeRO-3 has partitioned this model's parameters: give the engine that deepspeed.initialize returned to wsync.deepspeed(), or, where they are gathered, their dict to wsync.tensors()")
 
 
 def refuse_adapters(model) -> None:

@@ -111,7 +111,7 @@ class Publisher:
     hf_config: the folder of the Hugging Face model: its config.json gives the file's dtype and, for Megatron, the
     sizes; its small files (config, tokenizer) are published with each version (``sidecars`` names another folder).
     base: a checkpoint folder, read on all ranks: it supplies tensors that no rank holds (``frozen``), and the dtype of the
-    others, by their names; a model whose names are others than the base's is refused. dtype: the file's dtype for all floating-point tensors ("bfloat16").
+    others, by their names; a model that has most of them in names of its own is refused. dtype: the file's dtype for all floating-point tensors ("bfloat16").
     agent: "unix:/run/wsync/agent.sock" or $WSYNC_AGENT; if none runs on this node one is started, which is meant for a single
     machine and for trying out (``start_agent=False``: an error instead).
     rank, world_size: default torch.distributed's if it is initialized. run: the lineage to continue; new_run: start a
