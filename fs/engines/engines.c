@@ -318,8 +318,8 @@ static const struct ws_engine *engine_at(const struct ws_control *c, const char 
     return NULL;
 }
 
-/* A look at where a path leads waits for whatever lies there: not at the daemon's start, when it does not answer itself yet, nor for
- * somebody to whom root has given one folder (files=), below which they are opened. */
+/* Not of an engine that is brought back, which is not to be lost for it; nor for somebody to whom root has given one folder (files=), below
+ * which they are opened. */
 static int check_files(const struct ws_control *c, const struct ws_engine *e, bool ask, struct ws_error *err)
 {
     const char *const files[] = {e->ca_file, e->token_file, e->admin_token_file};

@@ -131,12 +131,14 @@ def test_own_folder():
     for source in (f"dir:{folder}", f"dir:{link}", f"unix:{folder}/agent.sock"):
         r = wsync("mount", source, folder, check=False)
         assert r.returncode == 2 and "the mount's own folder" in r.stderr, (source, r.returncode, r.stderr)
-    config = unique("config")
-    with open(config, "w") as f:
-        f.write(f"add actor dir:{folder}/actor\n")
-    r = wsync("mount", "-o", f"config={config}", agent.url, folder, check=False)
-    assert r.returncode and "the mount's own folder" in r.stderr, (r.returncode, r.stderr)
-    assert not os.path.ismount(folder)
+    config, far = unique("config"), unique("far")
+    os.symlink(os.path.join("..", os.path.basename(TESTDIR), os.path.basename(link)), far)
+    for source in (f"dir:{folder}/actor", f"dir:{far}/actor", f"dir:{TESTDIR}/./none/../{os.path.basename(far)}/actor"):
+        with open(config, "w") as f:
+            f.write(f"add actor {source}\n")
+        r = wsync("mount", "-o", f"config={config}", agent.url, folder, check=False)
+        assert r.returncode and "the mount's own folder" in r.stderr, (source, r.returncode, r.stderr)
+        assert not os.path.ismount(folder)
 
 
 def test_own_folder_of_a_mount_that_runs():
