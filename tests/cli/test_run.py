@@ -29,7 +29,7 @@ def planted():
 
 def run(tree, *names, ci=False, **more):
     """The exit status and output of its tests/run."""
-    env = {k: v for k, v in os.environ.items() if k not in ("CI", "SHARE")}
+    env = {k: v for k, v in os.environ.items() if k not in ("CI", "SHARE", "UNTIL")}
     env.update({"CI": "1"} if ci else {}, STATE=os.path.join(tree, "ran"), **more)
     env.pop("TESTDIR")  # that test's processes are not this test's
     done = subprocess.run([os.path.join(tree, "tests/run"), *names], env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -122,6 +122,8 @@ def test_shares():
     counts(*run(tree, SHARE="1/3"), 4, 0, 0)
     counts(*run(tree, "address", "test_b", SHARE="1/3"), 1, 0, 0)
     assert run(tree, SHARE="4/3")[0] == 1
+    status, text = run(tree, UNTIL="1")
+    assert status == 0 and text.splitlines()[-1] == "0 passed, 0 failed, 0 skipped, 4 left out" and "want of time: tests/mount/test_a.py, " in text, text
 
 
 def test_killed():
