@@ -101,9 +101,16 @@ int ws_own_folder_check(const char *mountpoint, const char *path, struct ws_erro
 int ws_own_folder_check_source(const char *mountpoint, const struct ws_source_spec *source,
                                struct ws_error *err)
 {
-    const char *path = strchr(source->url, ':');
+    char from_root[PATH_MAX];
     int rc = source->token_file ? ws_own_folder_check(mountpoint, source->token_file, err) : 0;
-    if (rc == 0 && path && path[1] == '/' && path[2] != '/')
-        rc = ws_own_folder_check(mountpoint, path + 1, err);
+    const bool is_path = strncmp(source->url, "dir:", 4) == 0 || strncmp(source->url, "unix:", 5) == 0;
+    if (rc < 0 || !is_path)
+        return rc;
+    const char *path = strchr(source->url, ':') + 1;
+    rc = ws_own_folder_check(mountpoint, path, err);
+    if (rc == 0 && path[0] != '/') { /* a daemon works in / */
+        snprintf(from_root, sizeof(from_root), "/%s", path);
+        rc = ws_own_folder_check(mountpoint, from_root, err);
+    }
     return rc;
 }

@@ -2,6 +2,7 @@
 #include "fs/control/config_file.h"
 #include "fs/engines/own_folder.h"
 #include "fs/fuse/option_table.h"
+#include "fs/fuse/place.h"
 #include "fs/store/derived.h"
 #include "fs/store/needs.h"
 #include "transports/base/log.h"
@@ -241,15 +242,11 @@ int ws_mount_options_place(struct ws_mount_options *o, const char *source, const
                            struct ws_error *err)
 {
     char given[PATH_MAX], real[PATH_MAX];
-    size_t n = strlen(mountpoint);
     if (!source[0])
         return ws_error_set(
             err, EINVAL,
             "'' is no source; write http://HOST:PORT, https://HOST:PORT, unix:/PATH or dir:/PATH");
-    /* With "/" or "/." at its end realpath would look into what is there, which may be a dead mount. */
-    while (n > 1 && (mountpoint[n - 1] == '/' || (mountpoint[n - 1] == '.' && mountpoint[n - 2] == '/')))
-        n--;
-    snprintf(given, sizeof(given), "%.*s", (int)n, mountpoint);
+    snprintf(given, sizeof(given), "%.*s", (int)ws_place_bare(mountpoint), mountpoint);
     int rc = ws_own_folder_resolve(given, real, err);
     if (rc == 0) {
         o->source = (char *)(uintptr_t)ws_mount_option_keep(o, source);

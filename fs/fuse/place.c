@@ -21,6 +21,14 @@
 
 WS_VECTOR(chars, char);
 
+size_t ws_place_bare(const char *path)
+{
+    size_t n = strlen(path);
+    while (n > 1 && (path[n - 1] == '/' || (path[n - 1] == '.' && path[n - 2] == '/')))
+        n--;
+    return n;
+}
+
 bool ws_place_has(const char *path, const char *type)
 {
     bool found = false;

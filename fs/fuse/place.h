@@ -28,6 +28,8 @@ WS_MUST_USE int ws_place_is_mounted(const struct ws_place *p, int mounts);
 /* Detaches it where it is ours, and ends its connection. -EPERM: fusermount3 may; -ENOENT: it is not there.
  */
 WS_MUST_USE int ws_place_detach(const struct ws_place *p);
+/* How long the path is without "/" and "/." at its end: with one, a look at the place is one into what is mounted there. */
+size_t ws_place_bare(const char *path);
 /* Is what is on top there, alive or dead, a mount of wsync's? */
 bool ws_place_has_wsync(const char *path);
 /* Is it a mount of that type? */

@@ -20,7 +20,7 @@
 
 #define END_MS     10000 /* for the daemon to end */
 #define ANSWER_MS  5000  /* for it to answer a look at its folder */
-#define BUSY_TRIES 9     /* BUSY_NS apart, twice as long each time: 2.5 s in all */
+#define BUSY_TRIES 10    /* BUSY_NS apart, twice as long each time: 2.5 s in all */
 #define BUSY_NS    10000000L
 #ifndef STATX_MNT_ID_UNIQUE
 #define STATX_MNT_ID_UNIQUE 0x4000U
@@ -34,23 +34,26 @@ static void find_regions(const char *path, char regions[4200])
         regions[0] = 0;
 }
 
+enum answer { ANSWERS, IS_DEAD, IS_SILENT };
+
 /* A look into the mount waits for its daemon, which may be stopped: a process of its own looks, and is ended. */
-static bool answers(const char *path)
+static enum answer ask(const char *path)
 {
     const struct timespec step = {.tv_nsec = BUSY_NS};
     const pid_t pid = fork();
     dev_t dev;
+    int status = 0;
     if (pid == 0)
-        _exit(ws_place_device(path, &dev) < 0);
+        _exit(ws_place_device(path, &dev) == -ENOTCONN ? IS_DEAD : ANSWERS);
     for (int ms = 0; pid > 0 && ms < ANSWER_MS; ms += (int)(BUSY_NS / 1000000L)) {
-        if (waitpid(pid, NULL, WNOHANG) != 0)
-            return true;
+        if (waitpid(pid, &status, WNOHANG) != 0)
+            return WIFEXITED(status) ? (enum answer)WEXITSTATUS(status) : ANSWERS;
         (void)nanosleep(&step, NULL);
     }
     if (pid > 0)
         (void)kill(pid,
                    SIGKILL); /* it may wait on, if the daemon has its request: whoever adopts it reaps it */
-    return pid < 0;
+    return pid > 0 ? IS_SILENT : ANSWERS;
 }
 
 /* What link mode mounts below keeps its mount busy. It is taken away first and, where the mount stays, put
@@ -108,15 +111,19 @@ static int unmount_patiently(const char *path)
     const uint64_t number = mount_number(path);
     char regions[4200];
     find_regions(path, regions);
-    if (regions[0] && !answers(regions))
-        return -ETIMEDOUT;
-    int rc = unmount(path, regions);
-    for (int i = 1; rc == -EBUSY && i < BUSY_TRIES; i++) {
-        const long ns = BUSY_NS << (i - 1);
+    const enum answer answer = regions[0] ? ask(regions) : ANSWERS;
+    int rc = answer == IS_SILENT ? -ETIMEDOUT : -EBUSY;
+    for (int i = 0; rc == -EBUSY && i < BUSY_TRIES; i++) {
+        const long ns = i ? BUSY_NS << (i - 1) : 0;
         const struct timespec wait = {.tv_sec = ns / 1000000000L, .tv_nsec = ns % 1000000000L};
         (void)nanosleep(&wait, NULL);
         const uint64_t now = mount_number(path);
-        rc = now == 0 || now == number ? unmount(path, regions) : 0;
+        if (now != 0 && now != number)
+            rc = 0;
+        else if (answer == IS_DEAD) /* with what is mounted below it */
+            rc = umount2(path, MNT_DETACH) == 0 ? 0 : -errno;
+        else
+            rc = unmount(path, regions);
     }
     return rc;
 }
@@ -154,10 +161,12 @@ int ws_unmount(const char *mountpoint, bool lazy, struct ws_error *err)
     char path[4096];
     dev_t dev;
     struct ws_beacons daemon = {0};
-    if (!realpath(mountpoint, path)) {
+    char given[4096];
+    snprintf(given, sizeof(given), "%.*s", (int)ws_place_bare(mountpoint), mountpoint);
+    if (!realpath(given, path)) {
         if (errno != ENOTCONN)
             return ws_error_set(err, errno, "cannot unmount %s: %s", mountpoint, strerror(errno));
-        snprintf(path, sizeof(path), "%s", mountpoint);
+        snprintf(path, sizeof(path), "%s", given);
     }
     if (!ws_place_has_wsync(path))
         return ws_error_set(err, EINVAL, "no wsync mount is on %s", path);

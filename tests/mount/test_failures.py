@@ -128,7 +128,7 @@ def test_own_folder():
     for option in (f"state={link}", f"log={os.path.relpath(folder)}/l", f"state={folder}/s", f"config={folder}/c", f"log={folder}/l", f"audit-log={link}/a", f"state={folder}/none/deeper/s"):
         r = wsync("mount", "-o", option, agent.url, folder, check=False)
         assert r.returncode == 2 and "the mount's own folder" in r.stderr, (option, r.returncode, r.stderr)
-    for source in (f"dir:{folder}", f"dir:{link}", f"unix:{folder}/agent.sock"):
+    for source in (f"dir:{folder}", f"dir:{link}", f"unix:{folder}/agent.sock", f"dir:/{folder}", f"dir:{folder[1:]}/actor", f"dir:{os.path.relpath(folder)}", f"unix:/{folder}/s"):
         r = wsync("mount", source, folder, check=False)
         assert r.returncode == 2 and "the mount's own folder" in r.stderr, (source, r.returncode, r.stderr)
     config, far = unique("config"), unique("far")
@@ -584,7 +584,7 @@ def test_umount_of_a_stopped_mount(reads):
     os.kill(mount.pid, signal.SIGSTOP)
     at_end(lambda: os.kill(mount.pid, signal.SIGCONT) if mount.alive() else None)
     time.sleep(2.5)  # what the kernel knows of the mount's folder is too old to go by
-    r = wsync("umount", mount.path, check=False)
+    r = wsync("umount", mount.path + "/", check=False)
     if has_links:
         assert r.returncode == 1 and "does not answer" in r.stderr and "--lazy" in r.stderr and mount.mounted(), r
         wsync("umount", "--lazy", mount.path)
@@ -593,6 +593,39 @@ def test_umount_of_a_stopped_mount(reads):
     assert not mount.mounted()
     os.kill(mount.pid, signal.SIGCONT)
     wait_for(lambda: not mount.alive(), "the daemon's end")
+
+
+@pytest.mark.parametrize("reads", ["cached", "link"])
+def test_umount_of_a_dead_mount(reads):
+    "a mount whose daemon was killed is taken away, with what link mode had mounted below it"
+    agent, _ = published()
+    mount = Mount(agent.url, f"reads={reads}")
+    wait_for(lambda: "serving at=" in mount.text(), "the start, of which the links are a part")
+    mount.kill()
+    wsync("umount", mount.path + "/")
+    assert not mount.mounted() and not os.listdir(mount.path)
+
+
+def test_umount_that_waits_leaves_a_successor():
+    "a mount that comes while umount waits for the one before stays"
+    agent, _ = published()
+    mount = Mount(agent.url, "reads=link,state=none")
+    mount.wait_version("actor", 1)
+    wait_for(lambda: "serving at=" in mount.text(), "the start, of which the links are a part")
+    if not os.path.ismount(mount.file(".regions")):
+        pytest.skip("link mode is not to be had here")
+    os.kill(mount.pid, signal.SIGSTOP)
+    at_end(lambda: os.kill(mount.pid, signal.SIGCONT) if mount.alive() else None)
+    time.sleep(2.5)  # what the kernel knows of the mount's folder is too old to go by
+    waiting = subprocess.Popen([WSYNC, "umount", mount.path], stderr=subprocess.PIPE, text=True)
+    at_end(lambda: (waiting.kill(), waiting.wait()))
+    time.sleep(0.5)  # it asks the stopped daemon
+    wsync("umount", "--lazy", mount.path)
+    successor = Mount(agent.url, "reads=cached,state=none", path=mount.path)
+    os.kill(mount.pid, signal.SIGCONT)
+    waiting.communicate(timeout=60 * SLOW)
+    assert successor.alive() and successor.mounted()
+    successor.wait_version("actor", 1)
 
 
 def test_lying_server():

@@ -1,14 +1,16 @@
 """Builds a wheel of backends/python and installs it into a folder of the tests. conftest.py imports this module before the tests that
 import the package."""
-import importlib.util
+import importlib.machinery
 import os
 import subprocess
 import sys
 
+import package
 import world
 
 NEEDED = ("pip", "setuptools", "cffi", "numpy", "ml_dtypes", "safetensors")
-LACKING = [m for m in NEEDED if importlib.util.find_spec(m) is None]
+# By the path alone: whoever asks setuptools' own finder for pip turns off what `import setuptools` needs later, as vLLM does.
+LACKING = [m for m in NEEDED if importlib.machinery.PathFinder.find_spec(m) is None]
 
 
 def source_tree():
@@ -19,9 +21,7 @@ def source_tree():
 
 
 def install(target):
-    done = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation",
-                           "--no-index", "--target", target, os.path.join(world.ROOT, "backends/python")],
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False)
+    done = package.install(target)
     sys.path.insert(0, target)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (target, os.environ.get("PYTHONPATH"))))
     return done

@@ -14,6 +14,7 @@ import time
 
 import pytest
 
+from package import install
 from world import at_end, free_port, need_fuse, unique, wait_for
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -237,9 +238,7 @@ def installed():
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed: PyPI could not be reached, or `.ci/deps real` has not run")
     target = unique("installed")
-    pip = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation",
-                          "--no-index", "--target", target, os.path.join(os.environ["ROOT"], "backends/python")], timeout=180, check=False,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pip = install(target)
     assert pip.returncode == 0, pip.stdout
     return target
 
