@@ -50,9 +50,8 @@ static enum answer ask(const char *path)
             return WIFEXITED(status) ? (enum answer)WEXITSTATUS(status) : ANSWERS;
         (void)nanosleep(&step, NULL);
     }
-    if (pid > 0)
-        (void)kill(pid,
-                   SIGKILL); /* it may wait on, if the daemon has its request: whoever adopts it reaps it */
+    if (pid > 0) /* it may wait on, if the daemon has its request: whoever adopts it reaps it */
+        (void)kill(pid, SIGKILL);
     return pid > 0 ? IS_SILENT : ANSWERS;
 }
 
