@@ -210,8 +210,13 @@ class Agent(Process):
             return json.load(r)
 
     def publish(self, model, version, folder, *args, **kw):
-        return wsync("publish", "--agent", f"unix:{self.sock}", "--model", model, "--version", version, *args, folder,
-                     **{"command": self.command, **kw})
+        try:
+            return wsync("publish", "--agent", f"unix:{self.sock}", "--model", model, "--version", version, *args, folder,
+                         **{"command": self.command, **kw})
+        except AssertionError as e:
+            if self.alive():
+                raise
+            raise AssertionError(f"{e}\nthe agent has ended with {self.process.returncode}:\n{self.text()[-4000:]}") from None
 
 
 class Mount(Process):
