@@ -123,11 +123,15 @@ static int failed(ucs_status_t s, const char *what, struct ws_error *err)
     return ws_error_set(err, -errno_of(s), "UCX cannot %s: %s", what, ucx.status_string(s));
 }
 
-/* A library in a daemon: it takes no signals, which the daemon's own handlers need, and prints nothing on stdout. */
+/* A library in a daemon: it takes no signals, which the daemon's own handlers need, and prints nothing on stdout. Its tcp is for whoever asks
+ * for it: 1.13.1 ends the process by assertions (uct_iface.h:884, tcp_ep.c:478) where a peer dies in the middle, one of some 80 killed mounts
+ * ended the agent, and our own is quicker. */
 static void set_defaults(void)
 {
-    static const char *const defaults[][2] = {
-        {"UCX_HANDLE_ERRORS", "none"}, {"UCX_LOG_LEVEL", "fatal"}, {"UCX_WARN_UNUSED_ENV_VARS", "n"}};
+    static const char *const defaults[][2] = {{"UCX_HANDLE_ERRORS", "none"},
+                                              {"UCX_LOG_LEVEL", "fatal"},
+                                              {"UCX_WARN_UNUSED_ENV_VARS", "n"},
+                                              {"UCX_TLS", "^tcp"}};
     for (size_t i = 0; i < sizeof(defaults) / sizeof(defaults[0]); i++)
         (void)setenv(defaults[i][0], defaults[i][1], 0);
 }
