@@ -111,8 +111,10 @@ static const struct cli_option options[] = {
     {"broadcast-window", 0, "MS", "with --broadcast: how long others are waited for; 1 to 2000, default 100",
      1, 2000},
     {"ucx", 0, NULL,
-     "mounts with -o ucx may fetch versions by UCX: InfiniBand, RoCE, shared memory, or TCP, as UCX's own "
-     "variables (UCX_TLS ...) say. Only in a network whose machines are trusted: wsync-security(7)"},
+     "mounts with -o ucx may fetch versions by UCX: InfiniBand, RoCE, shared memory, as UCX's own variables "
+     "say, "
+     "and its TCP where UCX_TLS asks for it. Only in a network whose machines are trusted: "
+     "wsync-security(7)"},
     {"audit-log", 0, "FILE", "append who published, released and was refused what: a line of JSON each"},
     {"threads", 't', "N", "threads for hashing after a commit, and as many for deltas; default: all cores", 0,
      CLI_MAX_THREADS},

@@ -256,8 +256,10 @@ def test_base_of_other_names(agent):
         with publisher(agent, held(specs), base=base, model=f"new{i}") as pub:
             pub.offload(1)
             assert set(pub.frozen) == set(layers) | {"model.embed"}
-    with publisher(agent, {"layers.a": numpy.ones(2, numpy.float32)}, base=world.checkpoint({"vision": ("F32", [3])}), model="vision") as pub:
-        pub.offload(1)
+    for part, specs in (("vision", {"vision": ("F32", [3])}), ("projector", {"projector.weight": ("F32", [2, 2]), "projector.bias": ("F32", [2])})):
+        with publisher(agent, held(layers), base=world.checkpoint(specs), model=part) as pub:
+            pub.offload(1)
+            assert pub.frozen == sorted(specs)
 
 
 def test_changed_model(agent):

@@ -115,8 +115,9 @@ static int by_shape(const void *x, const void *y)
 }
 
 /* A model in names of its own beside a base: a version would have the base's values under the names that engines read. It shows where the
- * base has neither most of what is held nor shapes of its own: a third of its tensors that nobody holds, or more, have their like among what it lacks.
- * What is new beside a base that is trained or frozen, as a layer or a head, is little of it. held: so many wholes are, the first. */
+ * base lacks most of what is held, and a third or more of its tensors that nobody holds have their like among that. What is new beside a
+ * base, as a layer or a head, is little of it; a base that only completes what is held, as a projector, is little beside that. held: so
+ * many wholes are, the first. */
 static int refuse_other_names(const struct maker *k, size_t held, struct ws_error *err)
 {
     const size_t n_frozen = k->n_wholes - held;
@@ -142,7 +143,7 @@ static int refuse_other_names(const struct maker *k, size_t held, struct ws_erro
         j += c >= 0;
     }
     free(w);
-    if (n <= held / 2 || same <= n_frozen / 3)
+    if (n <= held / 2 || n_frozen < n / 2 || same <= n_frozen / 3)
         return 0;
     return ws_error_set(err, EINVAL,
                         "the base checkpoint lacks %zu of the %zu tensors that ranks hold, and has others of "
