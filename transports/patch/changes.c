@@ -62,8 +62,8 @@ struct scratch {
 
 struct job {
     struct ws_changes *c;
-    const struct ws_checkpoint *target, *base; /* base: NULL, or its folder is open */
-    struct tensor ***by_place;                 /* by file of the target's folder */
+    const struct ws_version_folder *target, *base; /* base: NULL, or its folder is open */
+    struct tensor ***by_place;                     /* by file of the target's folder */
     size_t *n_by_place;
     struct edges **edges; /* by file of the target's folder, and block */
     const struct ws_recorded *recorded;
@@ -347,13 +347,13 @@ static int read_base_block(struct job *j, struct scratch *s, size_t file, uint64
     if (!j->base)
         return ws_error_set(err, ENOENT,
                             "the delta has blocks whole, and the base's folder is not there to compare them");
-    const int old = ws_checkpoint_file(j->base, f->name);
+    const int old = ws_version_folder_file(j->base, f->name);
     if (old < 0 || j->base->folder->files[old].size_bytes != f->size_bytes ||
         !j->base->folder->files[old].st) {
         atomic_store(&j->headers_differ, true);
         return 0;
     }
-    int rc = ws_checkpoint_read(j->base, (size_t)old, s->before, len, at, err);
+    int rc = ws_version_folder_read(j->base, (size_t)old, s->before, len, at, err);
     if (rc == 0 && at < f->st->data_begin) {
         const uint64_t n = f->st->data_begin - at < len ? f->st->data_begin - at : len;
         if (memcmp(s->before, s->after, (size_t)n) != 0)
@@ -375,7 +375,7 @@ static void do_record(void *arg, size_t i, unsigned worker)
         return;
     const size_t len = ws_manifest_block_bytes(f, r->block);
     const uint64_t at = (uint64_t)r->block * WS_BLOCK_BYTES;
-    int rc = ws_checkpoint_read(j->target, (size_t)file, s->after, len, at, &why);
+    int rc = ws_version_folder_read(j->target, (size_t)file, s->after, len, at, &why);
     if (rc == 0 && r->kind == WS_DELTA_EDIT)
         rc = edit_block(j, s, (size_t)file, at, len, r, &why);
     else if (rc == 0 && (rc = read_base_block(j, s, (size_t)file, at, len, &why)) == 0 &&
@@ -399,7 +399,7 @@ static int add_straddler(struct job *j, struct tensor *t, uint64_t border, struc
     const uint32_t zero = 0;
     if (left == 0 || !(edges[-1].is_known || edges[0].is_known))
         return 0;
-    const int rc = ws_checkpoint_read(j->target, t->file, after, w, at, err);
+    const int rc = ws_version_folder_read(j->target, t->file, after, w, at, err);
     if (rc < 0)
         return rc;
     memcpy(before, after, w);
@@ -450,10 +450,10 @@ static void do_span(void *arg, size_t i, unsigned worker)
     if (atomic_load(&j->rc) || !(s = scratch_of(j, worker)))
         return;
     int rc =
-        ws_checkpoint_read(j->target, t->file, s->after, (size_t)p->n * w, t->begin + p->first * w, &why);
+        ws_version_folder_read(j->target, t->file, s->after, (size_t)p->n * w, t->begin + p->first * w, &why);
     if (rc == 0)
-        rc = ws_checkpoint_read(j->base, t->base_file, s->before, (size_t)p->n * w,
-                                t->base_begin + p->first * w, &why);
+        rc = ws_version_folder_read(j->base, t->base_file, s->before, (size_t)p->n * w,
+                                    t->base_begin + p->first * w, &why);
     if (rc == 0)
         rc = add_piece(j, p->t, p->first, s->at, find(s->at, s->before, s->after, p->n, w), s->before,
                        s->after, &why);
@@ -674,7 +674,7 @@ static bool number_files(struct job *j)
     const struct ws_manifest *m = j->target->manifest;
     j->file_of = calloc(m->n_files + 1, sizeof(*j->file_of));
     for (size_t i = 0; j->file_of && i < m->n_files; i++)
-        j->file_of[i] = ws_checkpoint_file(j->target, m->files[i].name);
+        j->file_of[i] = ws_version_folder_file(j->target, m->files[i].name);
     return j->file_of;
 }
 
@@ -732,8 +732,9 @@ static int collect(struct job *j, struct ws_workers *workers, struct ws_error *e
     return result_of(j, compare(j, workers, err), err);
 }
 
-static int make(struct ws_changes *c, const struct ws_checkpoint *target, const struct ws_checkpoint *base,
-                const struct ws_recorded *recorded, unsigned threads, struct ws_error *err)
+static int make(struct ws_changes *c, const struct ws_version_folder *target,
+                const struct ws_version_folder *base, const struct ws_recorded *recorded, unsigned threads,
+                struct ws_error *err)
 {
     struct ws_workers *workers = ws_workers_new(threads ? threads : ws_cpu_cores(MAX_THREADS), 0);
     struct job j = {.c = c, .target = target, .base = base, .recorded = recorded};
@@ -756,10 +757,10 @@ static int make(struct ws_changes *c, const struct ws_checkpoint *target, const 
 /* --- opening --- */
 
 /* The base's folder may be gone, where a delta does without it. */
-static int open_base(struct ws_checkpoint *base, bool *is_there, const char *path,
-                     const struct ws_checkpoint *target, struct ws_error *err)
+static int open_base(struct ws_version_folder *base, bool *is_there, const char *path,
+                     const struct ws_version_folder *target, struct ws_error *err)
 {
-    int rc = ws_checkpoint_open(base, path, err);
+    int rc = ws_version_folder_open(base, path, err);
     *is_there = rc == 0;
     return rc == -ENOENT && target->manifest ? 0 : rc;
 }
@@ -767,12 +768,13 @@ static int open_base(struct ws_checkpoint *base, bool *is_there, const char *pat
 int ws_changes_open(struct ws_changes **out, const char *target, const char *base, unsigned threads,
                     struct ws_error *err)
 {
-    struct ws_checkpoint t = {0}, b = {0};
+    struct ws_version_folder t = {0}, b = {0};
     struct ws_recorded recorded = {0};
     bool has_base = false, has_records = false;
     struct ws_changes *c = calloc(1, sizeof(*c));
     *out = NULL;
-    int rc = c ? ws_checkpoint_open(&t, target, err) : ws_error_set(err, ENOMEM, "no memory to list changes");
+    int rc =
+        c ? ws_version_folder_open(&t, target, err) : ws_error_set(err, ENOMEM, "no memory to list changes");
     if (rc == 0)
         rc = open_base(&b, &has_base, base, &t, err);
     if (rc == 0 && t.manifest && (!has_base || b.manifest)) {
@@ -784,8 +786,8 @@ int ws_changes_open(struct ws_changes **out, const char *target, const char *bas
     if (rc == 0)
         rc = make(c, &t, has_base ? &b : NULL, has_records ? &recorded : NULL, threads, err);
     ws_recorded_free(&recorded);
-    ws_checkpoint_close(&b);
-    ws_checkpoint_close(&t);
+    ws_version_folder_close(&b);
+    ws_version_folder_close(&t);
     if (rc == 0)
         *out = c;
     else

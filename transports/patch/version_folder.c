@@ -1,4 +1,4 @@
-#include "transports/patch/checkpoint.h"
+#include "transports/patch/version_folder.h"
 #include "transports/base/file.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +35,7 @@ static int read_manifest(int fd, const char *path, struct ws_manifest **out, str
 }
 
 /* A folder that no mount shows has none. */
-static int find_manifest(struct ws_checkpoint *c, struct ws_error *err)
+static int find_manifest(struct ws_version_folder *c, struct ws_error *err)
 {
     const int fd = openat(c->folder->fd, ".wsync/manifest.json", O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -52,9 +52,9 @@ static int find_manifest(struct ws_checkpoint *c, struct ws_error *err)
     return rc;
 }
 
-int ws_checkpoint_open(struct ws_checkpoint *c, const char *path, struct ws_error *err)
+int ws_version_folder_open(struct ws_version_folder *c, const char *path, struct ws_error *err)
 {
-    *c = (struct ws_checkpoint){.path = path};
+    *c = (struct ws_version_folder){.path = path};
     int rc = ws_folder_open(path, &c->folder, err);
     if (rc < 0)
         return rc;
@@ -73,11 +73,11 @@ int ws_checkpoint_open(struct ws_checkpoint *c, const char *path, struct ws_erro
     if (rc == 0)
         rc = find_manifest(c, err);
     if (rc < 0)
-        ws_checkpoint_close(c);
+        ws_version_folder_close(c);
     return rc;
 }
 
-void ws_checkpoint_close(struct ws_checkpoint *c)
+void ws_version_folder_close(struct ws_version_folder *c)
 {
     for (size_t i = 0; c->fds && i < c->folder->n_files; i++)
         if (c->fds[i] >= 0)
@@ -85,10 +85,10 @@ void ws_checkpoint_close(struct ws_checkpoint *c)
     free(c->fds);
     ws_manifest_free(c->manifest);
     ws_folder_free(c->folder);
-    *c = (struct ws_checkpoint){0};
+    *c = (struct ws_version_folder){0};
 }
 
-int ws_checkpoint_file(const struct ws_checkpoint *c, const char *name)
+int ws_version_folder_file(const struct ws_version_folder *c, const char *name)
 {
     size_t low = 0, high = c->folder->n_files;
     while (low < high) {
@@ -104,8 +104,8 @@ int ws_checkpoint_file(const struct ws_checkpoint *c, const char *name)
     return -1;
 }
 
-int ws_checkpoint_read(const struct ws_checkpoint *c, size_t file, void *bytes, size_t n, uint64_t at,
-                       struct ws_error *err)
+int ws_version_folder_read(const struct ws_version_folder *c, size_t file, void *bytes, size_t n, uint64_t at,
+                           struct ws_error *err)
 {
     const ssize_t got = ws_file_read(c->fds[file], bytes, n, at);
     if (got == (ssize_t)n)
