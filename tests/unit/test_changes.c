@@ -186,7 +186,7 @@ static void test_whole_blocks(void **state)
     char gone[PATH_MAX];
     snprintf(gone, sizeof(gone), "%s.gone", p.base);
     assert_int_equal(rename(p.base, gone), 0);
-    refuse(&p, ENOENT, "changes-from-1");
+    refuse(&p, ENOENT, "the base's bytes are needed");
     ws_delta_put(d);
     ws_delta_put(whole);
     free_pair(&p);

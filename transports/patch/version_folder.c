@@ -2,6 +2,8 @@
 #include "transports/base/file.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -34,15 +36,24 @@ static int read_manifest(int fd, const char *path, struct ws_manifest **out, str
     return rc;
 }
 
-/* A folder that no mount shows has none. */
-static int find_manifest(struct ws_version_folder *c, struct ws_error *err)
+int ws_version_folder_manifest(const char *path, struct ws_manifest **out, struct ws_error *err)
 {
-    const int fd = openat(c->folder->fd, ".wsync/manifest.json", O_RDONLY | O_CLOEXEC);
+    char file[PATH_MAX];
+    *out = NULL;
+    if (snprintf(file, sizeof(file), "%s/.wsync/manifest.json", path) >= (int)sizeof(file))
+        return ws_error_set(err, ENAMETOOLONG, "the path %s is too long", path);
+    const int fd = open(file, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return 0;
-    int rc = read_manifest(fd, c->path, &c->manifest, err);
+    const int rc = read_manifest(fd, path, out, err);
     close(fd);
-    for (size_t i = 0; rc == 0 && i < c->folder->n_files; i++) {
+    return rc;
+}
+
+static int find_manifest(struct ws_version_folder *c, struct ws_error *err)
+{
+    int rc = ws_version_folder_manifest(c->path, &c->manifest, err);
+    for (size_t i = 0; rc == 0 && c->manifest && i < c->folder->n_files; i++) {
         const struct ws_folder_file *f = &c->folder->files[i];
         const struct ws_manifest_file *m = ws_manifest_find(c->manifest, f->name);
         if (f->st && (!m || m->size_bytes != f->size_bytes))

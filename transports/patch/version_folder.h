@@ -12,6 +12,8 @@ struct ws_version_folder {
     int *fds;                     /* by file of the folder; -1: no safetensors file */
 };
 
+/* The manifest of a folder that a mount shows, which the caller frees; *out NULL: there is none. None of its files is opened. */
+WS_MUST_USE int ws_version_folder_manifest(const char *path, struct ws_manifest **out, struct ws_error *err);
 /* -ENOENT, -EBADMSG, ... as ws_folder_open's; -EBADMSG: the manifest is another folder's. */
 WS_MUST_USE int ws_version_folder_open(struct ws_version_folder *c, const char *path, struct ws_error *err);
 void ws_version_folder_close(struct ws_version_folder *c); /* one that is all zero, too */
