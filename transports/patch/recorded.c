@@ -1,0 +1,162 @@
+#include "transports/patch/recorded.h"
+#include "transports/base/file.h"
+#include "transports/base/vector.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CHUNK (1UL << 20)
+
+WS_VECTOR(records, struct ws_delta_record *);
+
+struct reading {
+    const struct ws_manifest *target;
+    struct ws_error *err;
+    struct records list;
+    bool **has; /* by file and block: it had a record */
+    uint64_t bytes;
+};
+
+/* A delta that is longer than what it is a delta of is none that a mount made. */
+static int admit(void *arg, uint64_t bytes, struct ws_error *err)
+{
+    struct reading *r = arg;
+    r->bytes += bytes;
+    if (r->bytes > r->target->total_bytes + r->list.len * WS_DELTA_RECORD_BYTES + CHUNK)
+        return ws_error_set(err, EBADMSG, "the delta is longer than the version");
+    return 0;
+}
+
+static int take(void *arg, struct ws_delta_record *d)
+{
+    struct reading *r = arg;
+    const bool exists = d->file < r->target->n_files && d->block < r->target->files[d->file].n_blocks;
+    int rc = 0;
+    if (!exists || r->has[d->file][d->block])
+        rc = ws_error_set(r->err, EBADMSG, "the delta names a block twice, or one that the version has not");
+    else if (records_append(&r->list, d) < 0)
+        rc = ws_error_set(r->err, ENOMEM, "no memory for the records of a delta");
+    if (rc == 0)
+        r->has[d->file][d->block] = true;
+    else
+        free(d);
+    return rc;
+}
+
+static bool make_table(struct reading *r)
+{
+    r->has = calloc(r->target->n_files + 1, sizeof(*r->has));
+    bool ok = r->has;
+    for (size_t i = 0; ok && i < r->target->n_files; i++)
+        ok = (r->has[i] = calloc(r->target->files[i].n_blocks + 1, sizeof(bool)));
+    return ok;
+}
+
+static void free_table(struct reading *r)
+{
+    for (size_t i = 0; r->has && i < r->target->n_files; i++)
+        free(r->has[i]);
+    free(r->has);
+}
+
+static int read_stream(int fd, struct reading *r, const struct ws_delta_link *link, struct ws_error *err)
+{
+    uint64_t n_blocks = 0, at = 0;
+    bool whole = false;
+    for (size_t i = 0; i < r->target->n_files; i++)
+        n_blocks += r->target->files[i].n_blocks;
+    const struct ws_delta_stream_sink sink = {.admit = admit, .record = take, .arg = r};
+    struct ws_delta_stream_reader *reader = ws_delta_stream_reader_new(link, n_blocks, &sink);
+    char *chunk = malloc(CHUNK);
+    int rc = reader && chunk && make_table(r) ? 0 : ws_error_set(err, ENOMEM, "no memory to read a delta");
+    ssize_t n = 1;
+    while (rc == 0 && (n = ws_file_read(fd, chunk, CHUNK, at)) > 0) {
+        rc = ws_delta_stream_read(reader, chunk, (size_t)n, err);
+        at += (uint64_t)n;
+    }
+    if (rc == 0 && n < 0)
+        rc = ws_error_set(err, (int)-n, "cannot read the delta: %s", strerror((int)-n));
+    if (rc == 0 && !(ws_delta_stream_reader_ended(reader, &whole) && whole))
+        rc = ws_error_set(err, EBADMSG, "the delta was cut off, or its maker gave it up");
+    ws_delta_stream_reader_free(reader);
+    free_table(r);
+    free(chunk);
+    return rc;
+}
+
+/* What has to be in the delta's head. Where the base's folder is gone, what the head says of it is believed, but for the version that
+ * the folder's name has. */
+static int make_link(struct ws_delta_link *link, int fd, const struct ws_manifest *target,
+                     const struct ws_manifest *base, struct ws_error *err)
+{
+    unsigned char head[WS_DELTA_HEAD_BYTES] = {0};
+    uint64_t version;
+    *link = (struct ws_delta_link){.target = ws_version_id_make(target->version, target->lineage)};
+    memcpy(link->target_digest, target->digest, sizeof(link->target_digest));
+    if (base) {
+        link->base = ws_version_id_make(base->version, base->lineage);
+        memcpy(link->base_digest, base->digest, sizeof(link->base_digest));
+        return 0;
+    }
+    const ssize_t n = ws_file_read(fd, head, sizeof(head), 0);
+    if (n != (ssize_t)sizeof(head))
+        return ws_error_set(err, n < 0 ? (int)-n : EBADMSG, "the delta has no head");
+    memcpy(&version, head + 16, sizeof(version));
+    link->base.version = version;
+    memcpy(link->base.lineage, head + 48, WS_LINEAGE_CHARS);
+    memcpy(link->base_digest, head + 128, 32);
+    return 0;
+}
+
+static void name_of_base(const char *path, const struct ws_manifest *base, char out[WS_MAX_NAME + 1])
+{
+    if (base) {
+        snprintf(out, WS_MAX_NAME + 1, "%" PRIu64 "@%s", base->version, base->lineage);
+        return;
+    }
+    size_t n = strlen(path);
+    while (n > 0 && path[n - 1] == '/')
+        n--;
+    size_t from = n;
+    while (from > 0 && path[from - 1] != '/')
+        from--;
+    snprintf(out, WS_MAX_NAME + 1, "%.*s", (int)(n - from), path + from);
+}
+
+int ws_recorded_read(struct ws_recorded *out, const struct ws_checkpoint *target, const char *base,
+                     const struct ws_manifest *base_manifest, struct ws_error *err)
+{
+    struct reading r = {.target = target->manifest, .err = err};
+    struct ws_delta_link link;
+    char name[WS_MAX_NAME + 1], path[WS_MAX_NAME + 32];
+    *out = (struct ws_recorded){0};
+    name_of_base(base, base_manifest, name);
+    snprintf(path, sizeof(path), ".wsync/changes-from-%s", name);
+    const int fd = openat(target->folder->fd, path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return ws_error_set(err, errno == EOPNOTSUPP ? EOPNOTSUPP : ENOENT, "%s/%s: %s", target->path, path,
+                            strerror(errno));
+    int rc = make_link(&link, fd, target->manifest, base_manifest, err);
+    if (rc == 0 && !base_manifest && strtoull(name, NULL, 10) != link.base.version)
+        rc = ws_error_set(err, EBADMSG, "the delta is from %" PRIu64, link.base.version);
+    if (rc == 0)
+        rc = read_stream(fd, &r, &link, err);
+    close(fd);
+    out->n = r.list.len;
+    out->list = r.list.ptr;
+    if (rc == 0)
+        return 0;
+    ws_recorded_free(out);
+    ws_error_prefix(err, "%s/%s", target->path, path);
+    return rc;
+}
+
+void ws_recorded_free(struct ws_recorded *r)
+{
+    for (size_t i = 0; i < r->n; i++)
+        free(r->list[i]);
+    free(r->list);
+    *r = (struct ws_recorded){0};
+}
