@@ -13,20 +13,20 @@ static const struct {
     [WS_PATCH_UNDO] = {"undo", 1},   [WS_PATCH_DROP] = {"drop", 0},       [WS_PATCH_VERIFY] = {"verify", 1},
 };
 
-const char *ws_patch_stage_name(enum ws_patch_stage s)
+const char *ws_engine_patch_stage_name(enum ws_engine_patch_stage s)
 {
     return stages[s].name;
 }
 
-unsigned ws_patch_within_ms(const struct ws_engine_target *t, enum ws_patch_stage stage)
+unsigned ws_engine_patch_within_ms(const struct ws_engine_target *t, enum ws_engine_patch_stage stage)
 {
     const unsigned share = stages[stage].share, ms = share ? t->timeout_ms / share : ws_call_short_ms(t);
     return ms ? ms : 1;
 }
 
-json_t *ws_patch_arguments(const struct ws_engine_patch *ask)
+json_t *ws_engine_patch_arguments(const struct ws_engine_patch *ask)
 {
-    json_t *all = json_pack("{s:s}", "stage", ws_patch_stage_name(ask->stage));
+    json_t *all = json_pack("{s:s}", "stage", ws_engine_patch_stage_name(ask->stage));
     int rc = all ? 0 : -1;
     if (rc == 0 && ask->plan)
         rc = json_object_set_new(all, "plan", json_string(ask->plan));
@@ -41,8 +41,8 @@ json_t *ws_patch_arguments(const struct ws_engine_patch *ask)
     return NULL;
 }
 
-int ws_patch_not_offered(const struct ws_engine_target *t, const struct ws_http_reply *reply,
-                         struct ws_error *err)
+int ws_engine_patch_not_offered(const struct ws_engine_target *t, const struct ws_http_reply *reply,
+                                struct ws_error *err)
 {
     return ws_error_set(err, EPROTO, "%s has no workers that patch: %ld %.300s", t->url, reply->status,
                         reply->text);
@@ -127,10 +127,11 @@ static void read_worker(const struct ws_engine_patch *ask, const json_t *worker,
     out->ok = out->ok && ok;
 }
 
-int ws_patch_read(const struct ws_engine_target *t, const struct ws_engine_patch *ask, const json_t *results,
-                  size_t workers, struct ws_engine_patch_reply *out, struct ws_error *err)
+int ws_engine_patch_read(const struct ws_engine_target *t, const struct ws_engine_patch *ask,
+                         const json_t *results, size_t workers, struct ws_engine_patch_reply *out,
+                         struct ws_error *err)
 {
-    const char *stage = ws_patch_stage_name(ask->stage);
+    const char *stage = ws_engine_patch_stage_name(ask->stage);
     const size_t n = json_array_size(results);
     *out = (struct ws_engine_patch_reply){.workers = n, .ok = true, .patchable = 1};
     if (n == 0 || n > WS_PATCH_WORKERS || (workers && n != workers))
@@ -155,12 +156,13 @@ static int refused(const struct ws_engine_target *t, const struct ws_engine_patc
                    const struct ws_engine_patch_reply *reply, struct ws_error *err)
 {
     return ws_error_set(err, EREMOTEIO, "%s did not %s the patch: %.400s", t->url,
-                        ws_patch_stage_name(ask->stage), reply->why);
+                        ws_engine_patch_stage_name(ask->stage), reply->why);
 }
 
-static enum ws_patch_outcome run(const struct ws_engine_ops *ops, const struct ws_engine_target *target,
-                                 const struct ws_engine_patch *ask, size_t workers,
-                                 struct ws_engine_patch_reply *reply, struct ws_error *err)
+static enum ws_engine_patch_outcome run(const struct ws_engine_ops *ops,
+                                        const struct ws_engine_target *target,
+                                        const struct ws_engine_patch *ask, size_t workers,
+                                        struct ws_engine_patch_reply *reply, struct ws_error *err)
 {
     struct ws_engine_target t = *target;
     bool acted = false;
@@ -180,25 +182,28 @@ static enum ws_patch_outcome run(const struct ws_engine_ops *ops, const struct w
     return reply->wrote ? WS_PATCH_UNKNOWN : WS_PATCH_NOTHING;
 }
 
-enum ws_patch_outcome ws_patch_put(const struct ws_engine_ops *ops, const struct ws_engine_target *t,
-                                   const struct ws_engine_patch *ask, size_t workers, double *seconds,
-                                   struct ws_error *err)
+enum ws_engine_patch_outcome ws_engine_patch_put(const struct ws_engine_ops *ops,
+                                                 const struct ws_engine_target *t,
+                                                 const struct ws_engine_patch *ask, size_t workers,
+                                                 double *seconds, struct ws_error *err)
 {
     struct ws_engine_patch_reply reply;
     *seconds = 0;
     const int rc = ops->drain ? ops->drain(t, err) : 0;
     if (rc < 0)
         return WS_PATCH_NOTHING;
-    const enum ws_patch_outcome o = run(ops, t, ask, workers, &reply, err);
+    const enum ws_engine_patch_outcome o = run(ops, t, ask, workers, &reply, err);
     *seconds = reply.seconds;
     return o;
 }
 
-enum ws_patch_outcome ws_patch_undo(const struct ws_engine_ops *ops, const struct ws_engine_target *t,
-                                    const struct ws_engine_patch *ask, size_t workers, struct ws_error *err)
+enum ws_engine_patch_outcome ws_engine_patch_undo(const struct ws_engine_ops *ops,
+                                                  const struct ws_engine_target *t,
+                                                  const struct ws_engine_patch *ask, size_t workers,
+                                                  struct ws_error *err)
 {
     struct ws_engine_patch_reply reply;
-    enum ws_patch_outcome o = WS_PATCH_UNKNOWN;
+    enum ws_engine_patch_outcome o = WS_PATCH_UNKNOWN;
     for (int i = 0; i < UNDO_TRIES && o == WS_PATCH_UNKNOWN; i++) {
         const int rc = ops->drain ? ops->drain(t, err) : 0;
         if (rc < 0)

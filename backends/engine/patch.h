@@ -5,7 +5,7 @@
 #define WS_ENGINE_PATCH_H
 #include "backends/engine/call.h"
 
-enum ws_patch_stage {
+enum ws_engine_patch_stage {
     WS_PATCH_STATE, /* can it, and what does it hold? */
     WS_PATCH_PREPARE, /* while it serves: which elements differ, where they are, whether they hold the old values */
     WS_PATCH_PUT,   /* in the pause: the new values */
@@ -13,12 +13,12 @@ enum ws_patch_stage {
     WS_PATCH_DROP,  /* forgets the plan */
     WS_PATCH_VERIFY /* is what it holds what the file has? */
 };
-const char *ws_patch_stage_name(enum ws_patch_stage s);
+const char *ws_engine_patch_stage_name(enum ws_engine_patch_stage s);
 
 #define WS_PATCH_PLAN_DIGITS 32
 #define WS_PATCH_WORKERS     4096 /* at most */
 struct ws_engine_patch {
-    enum ws_patch_stage stage;
+    enum ws_engine_patch_stage stage;
     const char *plan;          /* of one switch and one engine; NULL: state, verify */
     const char *target, *base; /* folders, as the engine sees them; prepare alone */
     /* What the engine reports once all workers have put or undone it. */
@@ -41,31 +41,34 @@ struct ws_engine_patch_reply {
 };
 /* results: of all workers; what: for people. -EPROTO: these are no workers' answers, or another number than `workers`
  * (0: any). */
-WS_MUST_USE int ws_patch_read(const struct ws_engine_target *t, const struct ws_engine_patch *ask,
-                              const json_t *results, size_t workers, struct ws_engine_patch_reply *out,
-                              struct ws_error *err);
+WS_MUST_USE int ws_engine_patch_read(const struct ws_engine_target *t, const struct ws_engine_patch *ask,
+                                     const json_t *results, size_t workers, struct ws_engine_patch_reply *out,
+                                     struct ws_error *err);
 /* The arguments of a stage as an object, as workers take them. NULL: no UTF-8, or no memory. */
-json_t *ws_patch_arguments(const struct ws_engine_patch *ask);
+json_t *ws_engine_patch_arguments(const struct ws_engine_patch *ask);
 /* How long a stage may take: state and drop as a short call, prepare a third of a load, the others as a load. */
-unsigned ws_patch_within_ms(const struct ws_engine_target *t, enum ws_patch_stage stage);
+unsigned ws_engine_patch_within_ms(const struct ws_engine_target *t, enum ws_engine_patch_stage stage);
 /* The engine answered, and no worker of it did: -EPROTO, with what it said. */
-int ws_patch_not_offered(const struct ws_engine_target *t, const struct ws_http_reply *reply,
-                         struct ws_error *err);
+int ws_engine_patch_not_offered(const struct ws_engine_target *t, const struct ws_http_reply *reply,
+                                struct ws_error *err);
 
 /* --- on any kind's table --- */
 
 /* What has become of a put or an undo. */
-enum ws_patch_outcome {
+enum ws_engine_patch_outcome {
     WS_PATCH_NOTHING, /* no parameter was written: the engine holds what it held */
     WS_PATCH_DONE,    /* all workers did it, and the engine reports the version */
     WS_PATCH_UNKNOWN
 };
 /* In the pause: puts the plan that `workers` workers have prepared. Else than DONE: err says why. */
-enum ws_patch_outcome ws_patch_put(const struct ws_engine_ops *ops, const struct ws_engine_target *t,
-                                   const struct ws_engine_patch *ask, size_t workers, double *seconds,
-                                   struct ws_error *err);
+enum ws_engine_patch_outcome ws_engine_patch_put(const struct ws_engine_ops *ops,
+                                                 const struct ws_engine_target *t,
+                                                 const struct ws_engine_patch *ask, size_t workers,
+                                                 double *seconds, struct ws_error *err);
 /* In the pause: the way back of a put, whatever has become of it; once more where the first was not answered. */
-enum ws_patch_outcome ws_patch_undo(const struct ws_engine_ops *ops, const struct ws_engine_target *t,
-                                    const struct ws_engine_patch *ask, size_t workers, struct ws_error *err);
+enum ws_engine_patch_outcome ws_engine_patch_undo(const struct ws_engine_ops *ops,
+                                                  const struct ws_engine_target *t,
+                                                  const struct ws_engine_patch *ask, size_t workers,
+                                                  struct ws_error *err);
 
 #endif

@@ -278,16 +278,17 @@ static int patch(const struct ws_engine_target *t, const struct ws_engine_patch 
     const bool changes = ask->stage == WS_PATCH_PUT || ask->stage == WS_PATCH_UNDO;
     const struct values v = {.path = ask->target ? ask->target : ask->path,
                              .version = ask->version,
-                             .stage = ws_patch_stage_name(ask->stage),
+                             .stage = ws_engine_patch_stage_name(ask->stage),
                              .plan = ask->plan,
                              .base = ask->base};
     struct ws_http_reply reply;
     if (!t->templates->patch)
         return ws_error_set(err, EPROTO, "%s was added without patch=", t->url);
-    int rc = run_with(t, t->templates->patch, &v, true, ws_patch_within_ms(t, ask->stage), &reply, err);
+    int rc =
+        run_with(t, t->templates->patch, &v, true, ws_engine_patch_within_ms(t, ask->stage), &reply, err);
     if (rc)
         return rc;
-    rc = ws_patch_read(t, ask, json_object_get(reply.json, "results"), 0, out, err);
+    rc = ws_engine_patch_read(t, ask, json_object_get(reply.json, "results"), 0, out, err);
     ws_http_reply_release(&reply);
     if (rc == 0 && changes && out->ok)
         rc = confirm(t, t->templates->patch, ask->path, ask->version, err);

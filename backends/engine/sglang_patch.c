@@ -11,7 +11,7 @@
 /* NULL: no memory, or no UTF-8. */
 static json_t *make_body(const struct ws_engine_patch *ask)
 {
-    json_t *arguments = ws_patch_arguments(ask), *body = NULL;
+    json_t *arguments = ws_engine_patch_arguments(ask), *body = NULL;
     char *text = arguments ? json_dumps(arguments, JSON_COMPACT) : NULL;
     if (text)
         body = json_pack("{s:s+}", "action", WORD ":", text);
@@ -42,14 +42,15 @@ int ws_sglang_patch(const struct ws_engine_target *t, const struct ws_engine_pat
                     struct ws_engine_patch_reply *out, struct ws_error *err)
 {
     struct ws_http_reply reply;
-    int rc = ws_call_post_once(t, "/weights_checker", make_body(ask), ws_patch_within_ms(t, ask->stage),
-                               &reply, err);
+    int rc = ws_call_post_once(t, "/weights_checker", make_body(ask),
+                               ws_engine_patch_within_ms(t, ask->stage), &reply, err);
     if (rc)
         return rc;
     json_t *results = reply.status == 200 && json_is_true(json_object_get(reply.json, "success"))
                           ? find_results(&reply)
                           : NULL;
-    rc = results ? ws_patch_read(t, ask, results, 0, out, err) : ws_patch_not_offered(t, &reply, err);
+    rc = results ? ws_engine_patch_read(t, ask, results, 0, out, err)
+                 : ws_engine_patch_not_offered(t, &reply, err);
     json_decref(results);
     ws_http_reply_release(&reply);
     return rc;

@@ -354,14 +354,16 @@ static int load_draft(const struct ws_engine_target *t, const char *path, const 
 static int patch_by_rpc(const struct ws_engine_target *t, const struct ws_engine_patch *ask,
                         struct ws_engine_patch_reply *out, struct ws_error *err)
 {
-    json_t *arguments = ws_patch_arguments(ask);
+    json_t *arguments = ws_engine_patch_arguments(ask);
     json_t *body = arguments ? json_pack("{s:s, s:o}", "method", "wsync_patch", "kwargs", arguments) : NULL;
     struct ws_http_reply reply;
-    int rc = ws_call_post_once(t, "/collective_rpc", body, ws_patch_within_ms(t, ask->stage), &reply, err);
+    int rc =
+        ws_call_post_once(t, "/collective_rpc", body, ws_engine_patch_within_ms(t, ask->stage), &reply, err);
     if (rc)
         return rc;
-    rc = reply.status == 200 ? ws_patch_read(t, ask, json_object_get(reply.json, "results"), 0, out, err)
-                             : ws_patch_not_offered(t, &reply, err);
+    rc = reply.status == 200
+             ? ws_engine_patch_read(t, ask, json_object_get(reply.json, "results"), 0, out, err)
+             : ws_engine_patch_not_offered(t, &reply, err);
     ws_http_reply_release(&reply);
     return rc;
 }

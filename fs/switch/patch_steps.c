@@ -65,8 +65,9 @@ static const char *hold_base(struct ws_switch_engine *se, const char *held)
 
 /* --- stages --- */
 
-static int ask(struct ws_switch_engine *se, const struct ws_engine_target *t, enum ws_patch_stage stage,
-               const char *plan, struct ws_engine_patch_reply *reply, struct ws_error *err)
+static int ask(struct ws_switch_engine *se, const struct ws_engine_target *t,
+               enum ws_engine_patch_stage stage, const char *plan, struct ws_engine_patch_reply *reply,
+               struct ws_error *err)
 {
     const struct ws_engine_patch q = {.stage = stage,
                                       .plan = plan,
@@ -194,8 +195,8 @@ bool ws_patch_step_put(struct ws_switch_engine *se, int *rc)
     const bool begins = ws_condition_load_begins(ws_engine_step_lock(se), se->to_version_id);
     ws_engine_step_unlock(se);
     assert(begins); /* it was paused before */
-    const enum ws_patch_outcome o =
-        ws_patch_put(se->engine->ops, &call.target, &q, p->workers, &seconds, &err);
+    const enum ws_engine_patch_outcome o =
+        ws_engine_patch_put(se->engine->ops, &call.target, &q, p->workers, &seconds, &err);
     ws_condition_load_ended(ws_engine_step_lock(se), se->to_path, o != WS_PATCH_NOTHING, o == WS_PATCH_DONE);
     ws_engine_step_unlock(se);
     if (o == WS_PATCH_NOTHING) {
@@ -242,7 +243,8 @@ bool ws_patch_step_undo(struct ws_switch_engine *se)
     const bool begins = ws_condition_load_begins(ws_engine_step_lock(se), p->base_version);
     ws_engine_step_unlock(se);
     assert(begins);
-    const bool done = ws_patch_undo(se->engine->ops, &call.target, &q, p->workers, &err) == WS_PATCH_DONE;
+    const bool done =
+        ws_engine_patch_undo(se->engine->ops, &call.target, &q, p->workers, &err) == WS_PATCH_DONE;
     struct ws_condition *c = ws_engine_step_lock(se);
     ws_condition_load_ended(c, p->base_path, true, done);
     se->engine->patching.undone += done;
