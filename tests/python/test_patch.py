@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test
 import wsync  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from wsync.patch import _plan, _proofs  # noqa: E402
-from wsync.patch._patcher import Patcher  # noqa: E402
+from wsync.patch._patcher import Patcher, Proved  # noqa: E402
 from wsync.patch._recorder import Recorder  # noqa: E402
 from wsync.patch._recording import Recording, Unpatchable  # noqa: E402
 from wsync.patch._regions import Moved, box, region  # noqa: E402
@@ -232,6 +232,8 @@ def test_plan(versions, device, monkeypatch):
 class Engine:
     """A worker of one rank, or one whose other rank has an error."""
 
+    loads_modules = True
+
     def __init__(self, path):
         self.rank, self.path, self.broken, self.other, self.loads, self.model = 0, path, None, None, [], None
 
@@ -262,7 +264,7 @@ def worker(path, **how):
     engine = Engine(path)
     patcher = Patcher(engine)
     engine.model, recorder = loaded(path, **how)
-    patcher.record(recorder, engine.model, path)
+    patcher.adopt(Proved(recorder, engine.model, path))
     return engine, patcher
 
 

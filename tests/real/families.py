@@ -16,14 +16,15 @@ COMMON = dict(vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidde
               max_position_embeddings=512, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 EXPERTS = dict(moe_intermediate_size=64, num_experts_per_tok=2)
 MLA = dict(q_lora_rank=64, kv_lora_rank=512, qk_nope_head_dim=32, qk_rope_head_dim=64, v_head_dim=32, num_key_value_heads=4, head_dim=64)
+DEEPSEEK = EXPERTS | MLA | dict(n_routed_experts=8, n_group=2, topk_group=1, topk_method="noaux_tc")
 #: configuration's and model's class of transformers, and what is set beside COMMON
 FAMILIES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {}),
     "qwen3-tied": ("Qwen3Config", "Qwen3ForCausalLM", dict(tie_word_embeddings=True)),
     "qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", EXPERTS | dict(num_experts=8, norm_topk_prob=True)),
-    "deepseek-v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", EXPERTS | MLA | dict(n_routed_experts=8, n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1)),
-    "deepseek-v3-dense": ("DeepseekV3Config", "DeepseekV3ForCausalLM", EXPERTS | MLA | dict(n_routed_experts=8, n_group=2, topk_group=1, first_k_dense_replace=2)),
+    "deepseek-v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", DEEPSEEK | dict(n_shared_experts=1, first_k_dense_replace=1)),
+    "deepseek-v3-dense": ("DeepseekV3Config", "DeepseekV3ForCausalLM", DEEPSEEK | dict(first_k_dense_replace=2)),
     "glm4": ("Glm4Config", "Glm4ForCausalLM", {}),
     "glm4-moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM", EXPERTS | dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1)),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", dict(tie_word_embeddings=True, sliding_window=64)),

@@ -20,6 +20,7 @@ class Engine(Protocol):
     """What a patcher needs of the worker that it is in."""
 
     rank: int
+    loads_modules: bool
 
     def serving(self) -> dict[str, Any]:
         """{"path", "model", "version", "run", "digest", "broken"}; None where it is not known."""
@@ -40,13 +41,33 @@ class Engine(Protocol):
         """The same on all ranks: None if none has an error."""
 
 
+class Proved:
+    """The recording of a watched load of the version at path, after the proofs; why: for what reason there is none. Raises nothing."""
+
+    def __init__(self, recorder: Recorder, model: Any, path: str):
+        self.recording: Optional[Recording] = None
+        begun = time.monotonic()
+        try:
+            found = Recording(recorder, model)
+            with open_weights(path, "torch") as weights:
+                found.loses(_proofs.differing(found, weights), "its memory is not what the file has")
+            for name, why in _proofs.unheard(found, model).items():
+                found.loses([name], why)
+        except Exception as e:  # whatever a model has that was not foreseen
+            self.why = f"the load could not be recorded: {type(e).__name__}: {e}"
+            log.warning("versions are loaded whole: %s", self.why)
+            return
+        self.recording = found
+        self.why = "" if found.patchable else f"nothing can be patched: {next(iter(found.whole.values()), 'nothing was copied')}"
+        log.info("%.1f%% of the elements can be patched; proved in %.2f s", 100 * found.patchable, time.monotonic() - begun)
+
+
 class Patcher:
     """Used by the worker's thread. Whoever loads the model otherwise says so by `forget`."""
 
     def __init__(self, engine: Engine):
         self._engine = engine
         self._recording: Optional[Recording] = None
-        self._model: Any = None
         self._why = "no load was recorded in this worker"
         self._stale: Optional[str] = None  # why it is not known what is in memory
         self._plan: Optional[Plan] = None
@@ -54,21 +75,9 @@ class Patcher:
         self.asleep = False
 
     # --- what others tell ---
-    def record(self, recorder: Recorder, model: Any, path: str) -> None:
-        """After a watched load of the version at path: proves what was recorded. Does not raise."""
-        try:
-            recording, start = Recording(recorder, model), time.monotonic()
-            with open_weights(path, "torch") as weights:
-                recording.loses(_proofs.differing(recording, weights), "its memory is not what the file has")
-            for name, why in _proofs.unheard(recording, model).items():
-                recording.loses([name], why)
-        except Exception as e:  # whatever a model has that was not foreseen
-            self._why = f"the load could not be recorded: {type(e).__name__}: {e}"
-            log.warning("versions are loaded whole: %s", self._why)
-            return
-        self._recording, self._model = recording, model
-        self._why = "" if recording.patchable else f"nothing can be patched: {next(iter(recording.whole.values()), 'nothing was copied')}"
-        log.info("%.1f%% of the elements can be patched; proved in %.2f s", 100 * recording.patchable, time.monotonic() - start)
+    def adopt(self, proved: Proved) -> None:
+        """What is known of the load that filled the model."""
+        self._recording, self._why = proved.recording, proved.why
 
     def forget(self, stale: Optional[str] = None) -> None:
         """The model is loaded by somebody else. stale: what is in memory now is no version that is known."""
@@ -77,6 +86,10 @@ class Patcher:
 
     def _drop(self) -> None:
         self._plan, self._put = None, False
+
+    def serves(self, path: str) -> bool:
+        """Whether that is the path of what is served, with nothing wrong about it."""
+        return self._engine.serving().get("path") == path and self._refusal() is None
 
     # --- stages ---
     def stage(self, stage: str, plan: Optional[str] = None, target: Optional[str] = None, base: Optional[str] = None) -> dict[str, Any]:
@@ -140,6 +153,8 @@ class Patcher:
                 self._stale = f"{found[0]} has another value in memory than the file of what is served: it was loaded by others since"
                 raise Unpatchable(self._stale)
         plan = Plan(identity, self._recording, target, base, layout, torch.get_num_threads())
+        if plan.modules and not self._engine.loads_modules:
+            raise Unpatchable(f"{plan.modules[0]} cannot be patched, nor loaded alone: {self._recording.whole[min(plan.tensors)]}")
         try:
             plan.check()
         except OSError as e:

@@ -5,7 +5,7 @@ import functools
 import logging
 from typing import Any, Optional
 
-from ..patch._patcher import Patcher
+from ..patch._patcher import Patcher, Proved
 from ..read._weights import open as open_weights
 from ._loader import Loader, Served, get_loader
 from ._watch import StartRecording
@@ -15,6 +15,8 @@ _TOLD = "_wsync_told"
 
 class WorkerEngine:
     """See wsync.patch._patcher.Engine."""
+
+    loads_modules = True
 
     def __init__(self, worker: Any, loader: Loader):
         self._worker, self._loader = worker, loader
@@ -84,7 +86,7 @@ def _load(original: Any) -> Any:
         said = original(worker, *args, **kwargs)
         recording: Optional[StartRecording] = getattr(worker, "wsync_recording", None)
         if recording is not None and recording.recorder is not None and recording.model is not None:
-            patcher_of(worker).record(recording.recorder, recording.model, worker.vllm_config.model_config.model)
+            patcher_of(worker).adopt(Proved(recording.recorder, recording.model, worker.vllm_config.model_config.model))
             recording.recorder = None
         return said
 
