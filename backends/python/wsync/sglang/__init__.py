@@ -12,7 +12,8 @@ seen would keep the embeddings of the old weights. /server_info reports this: in
 SGLang's load from disk feeds the target's files to its draft model, too. That is right if both were started on one checkpoint (MTP). A
 draft model that was started on another one is left alone by the plug-in. It is loaded by a request of its own, in which the target is left
 alone: {"model_path": the target's as it is, "manifest": {"wsync_draft": the draft's}}. SGLang passes the manifest on and does not read it.
-Importing this module does not import SGLang."""
+
+A version of which little changed is patched into what is served; see _patch. Importing this module does not import SGLang."""
 from __future__ import annotations
 
 import contextlib
@@ -24,6 +25,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
+
+from . import _patch
 
 __all__ = ["register"]
 
@@ -67,6 +70,8 @@ def register() -> None:
     HookRegistry.register(STATE, add_internal_state, HookType.AFTER)
     HookRegistry.register(UPDATE, update_from_disk, HookType.AROUND)
     HookRegistry.register(LOAD, load_from_disk, HookType.AROUND)
+    for target, hook, kind in _patch.hooks(HookType):
+        HookRegistry.register(target, hook, kind)
 
 
 def after_flush(done: Any, *_: Any, **__: Any) -> None:
@@ -88,7 +93,7 @@ def add_internal_state(said: Any, *_: Any, **__: Any) -> None:
     state = getattr(said, "internal_state", None)
     if isinstance(state, dict):
         state["wsync"] = {"forgets_embeddings": True, "freezes_draft": _has(UPDATE), "loads_draft": _has(UPDATE) and _has(LOAD) and _has(MANIFEST),
-                          "process": PROCESS}
+                          "patches": _has(_patch.CHECK) and _has(LOAD) and _has(MANIFEST), "process": PROCESS}
 
 
 def _has(member: str) -> bool:
@@ -100,9 +105,19 @@ def _has(member: str) -> bool:
 def load_from_disk(original: Callable[..., Any], manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook around the load from disk of all models, each of which update_from_disk stands around."""
     global _draft_load
-    path = (getattr(request, "manifest", None) or {}).get(DRAFT)
+    manifest = getattr(request, "manifest", None) or {}
+    if _patch.NOTE in manifest:
+        success, message = _patch.note(manager, request)
+        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqOutput
+
+        return UpdateWeightFromDiskReqOutput(success=success, message=message)
+    path = manifest.get(DRAFT)
     if path is None:
-        return original(manager, request, *args, **kwargs)
+        _patch.forget(manager, "a load did not end")
+        said = original(manager, request, *args, **kwargs)
+        if said.success:
+            _patch.forget(manager, None)
+        return said
     _draft_load = load = DraftLoad(path)
     try:
         said = original(manager, request, *args, **kwargs)
@@ -153,7 +168,7 @@ def weights_iterator(original: Callable[..., Iterator[tuple[str, Any]]], loader:
     with contextlib.suppress(TypeError):  # none, or one that is not hashable
         _start_paths.setdefault(config, source.model_or_path)
     weights = _open_shared(source)
-    return _record_names(source, original(loader, source, *args, **kwargs) if weights is None else _pairs(source.prefix, weights))
+    return _record_names(source, _patch.watched(original(loader, source, *args, **kwargs) if weights is None else _pairs(source.prefix, weights)))
 
 
 def _open_shared(source: Any) -> Optional[Any]:

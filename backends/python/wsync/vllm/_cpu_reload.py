@@ -5,6 +5,8 @@
   as it lives.
 - Experts that are not quantised: their kernel wants the weights packed, as they are at a start. A reload leaves them as they are in the
   file. So they are packed.
+- A head that is tied to the embeddings: its kernel has a packed copy of the weights, which a reload makes anew for modules that it loads. The
+  head is none of them. So it is packed again.
 
 Where a release has its kernels elsewhere, what could not be mended is not reloaded: the load fails before it begins."""
 from __future__ import annotations
@@ -48,8 +50,20 @@ def check_reload(model: Any, model_config: Any) -> None:
                                f"({why}): start the server anew on the version")
 
 
+def pack_tied(model: Any) -> None:
+    """After a load: packs modules again whose parameter was loaded as another module's. Does nothing where no kernel of a CPU has packed it."""
+    seen: set[int] = set()
+    for module in model.modules():
+        weight = module._parameters.get("weight")
+        if weight is None or not weight.numel():
+            continue
+        if id(weight) in seen and "cpu_linear" in module.__dict__:
+            module.quant_method.process_weights_after_loading(module)
+        seen.add(id(weight))
+
+
 def _guard_reloads() -> None:
-    """vLLM's own reload asks check_reload first, as wsync's loader does."""
+    """vLLM's own reload asks check_reload first, as wsync's loader does, and ends with pack_tied."""
     from vllm.v1.worker.gpu_worker import Worker  # the CPU's worker derives from it
 
     if getattr(Worker, _MENDED, False):
@@ -58,8 +72,11 @@ def _guard_reloads() -> None:
 
     @functools.wraps(reload)
     def reload_weights(worker: Any, *args: Any, **kwargs: Any) -> Any:
-        check_reload(worker.model_runner.get_model(), worker.vllm_config.model_config)
-        return reload(worker, *args, **kwargs)
+        model = worker.model_runner.get_model()
+        check_reload(model, worker.vllm_config.model_config)
+        said = reload(worker, *args, **kwargs)
+        pack_tied(model)
+        return said
 
     Worker.reload_weights = reload_weights
     setattr(Worker, _MENDED, True)

@@ -1,7 +1,7 @@
 """Worker methods for /collective_rpc, added by --worker-extension-cls wsync.vllm.Extension."""
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 from ._path import version_path
 
@@ -20,9 +20,13 @@ class Extension:
         if name == "vllm_config":
             from ._cpu_reload import mend_reloads
             from ._loader import inspect_start
+            from ._patch import tell_of_loads
+            from ._watch import watch_start
 
             mend_reloads(value)
             super().__setattr__("wsync_start", inspect_start(value))
+            super().__setattr__("wsync_recording", watch_start(value))
+            tell_of_loads()
 
     def wsync_load(self, path: str, force_layout: bool = False, strategy: str = "auto") -> Any:
         """Loads the version at path; returns what wsync_serving does, with "strategy" and "fallback". A refused version is an error (500)
@@ -33,6 +37,7 @@ class Extension:
 
         from ..read._strategy import parse
         from ._loader import Refused
+        from ._patch import forget_answers
 
         worker: Any = self
         loader = _loader(worker)
@@ -48,9 +53,15 @@ class Extension:
             if loader.ranks.may_raise:
                 raise
             return {"error": str(e)}  # the last rank raises it
-        for reset in ("reset_lora_state", "reset_encoder_cache", "reset_mm_cache"):
-            getattr(worker.model_runner, reset, lambda: None)()
+        forget_answers(worker)
         return {**served, **_draft(worker)}
+
+    def wsync_patch(self, stage: str, plan: Optional[str] = None, target: Optional[str] = None, base: Optional[str] = None) -> dict[str, Any]:
+        """One stage of a switch that writes only what changed: "state", "prepare" (while requests run), "put" (paused), "undo", "drop", "verify";
+        wsync-engines(7) has what each answers. It raises nothing: "ok" false and "why" are a refusal."""
+        from ._patch import patcher_of
+
+        return patcher_of(self).stage(stage, plan, target, base)
 
     def wsync_check(self, path: str) -> dict[str, Any]:
         """Compares the version at path with the served one without loading it: {"ok", "error", "missing", "extra", "differing"}."""

@@ -21,7 +21,7 @@ from ..read._shared_parameters import matcher, shared_parameters
 from ..read._strategy import Opened, open_version
 from ..read._weights import Weights, open
 from ._broadcast import ReceivedVersion
-from ._cpu_reload import check_reload
+from ._cpu_reload import check_reload, pack_tied
 from ._ranks import Ranks
 
 log = logging.getLogger("vllm.wsync")
@@ -94,6 +94,7 @@ class Loader:
         self._broken: Optional[str] = None
         self._path: Optional[str] = None  # vLLM's model path when _served was determined
         self._served: Optional[Served] = None
+        self.patcher: Any = None  # of wsync.patch: is told of loads
         self._current_tensor = ""  # name of the tensor being loaded
         self._check_partial = False  # the version may lack tensors: look for partly filled layers after the load
         if start is not None and start.path == self._model_config.model:
@@ -121,6 +122,17 @@ class Loader:
         manifest_keys = served.manifest_keys if served else dict.fromkeys(_MANIFEST_KEYS)
         return {"path": served.path if served else self._path, **manifest_keys, "tensors": len(served.layout) if served else None,
                 "rank": self.ranks.rank, "broken": self._broken}
+
+    def is_served(self, path: str) -> bool:
+        """Whether the version at path is the one that is served: by its manifest, or the same folder. OSError, ValueError."""
+        served = self._served_version()
+        if served is None:
+            return False
+        with open(path, "torch") as weights:
+            other = Served(weights)
+        if served.manifest_keys.get("version") is None or other.manifest_keys.get("version") is None:
+            return served.path is not None and os.path.realpath(served.path) == os.path.realpath(path)
+        return served.manifest_keys == other.manifest_keys
 
     # --- before a load ---
     def check(self, path: str) -> dict[str, Any]:
@@ -180,11 +192,13 @@ class Loader:
                 opened.weights.close()
             raise Refused(f"{name} was not loaded and nothing has changed: {error}")
         assert opened is not None and new is not None
+        self._tell_patcher("a load did not end")
         with opened.weights as weights:
             error = self.ranks.agree(self._try_fill(weights, new.name))
             if error:
                 raise Refused(f"{new.name} was not loaded: {error}. {self._restore()}")
-            self._record_served(new)
+            self.record_served(new)
+            self._tell_patcher(None)
         return {**self.serving(), "strategy": opened.strategy, "fallback": opened.fallback}
 
     def _try_fill(self, weights: Source, name: str) -> Optional[str]:
@@ -202,16 +216,18 @@ class Loader:
         from vllm.model_executor.model_loader.reload import layerwise
 
         _restore_kernel_tensors(self._model)  # after a failed reload by vLLM itself
+        tied = tied_parameters(self._model)
         layerwise.initialize_layerwise_reload(self._model)
         needed = self._needed()
         loaded = self._model.load_weights(self._pairs(weights))
         if loaded is None:
             log.info("this model does not say which parameters it loaded: only the version's names were checked")
-        elif lacking := sorted(needed - loaded):
+        elif lacking := sorted(name for name in needed - loaded if not tied.get(name, frozenset()) & loaded):
             raise ValueError(f"it has nothing for {len(lacking)} of the model's parameters: {summary(lacking)}")
         if self._check_partial and (partial := _partly_filled_layers(self._model)):
             raise ValueError(f"it has only a part of {len(partial)} of the model's layers: {summary(partial)}")
         layerwise.finalize_layerwise_reload(self._model, self._model_config)
+        pack_tied(self._model)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # before the files are closed
         if self._filled_parameters is None and loaded is not None:
@@ -233,7 +249,35 @@ class Loader:
             return needed_parameters(self._model, bool(self._config.lora_config)) - self._shared
         return self._filled_parameters or set()  # only the loader knows which parameters a quantization derives itself
 
-    def _record_served(self, new: Served) -> None:
+    def _tell_patcher(self, stale: Optional[str]) -> None:
+        if self.patcher is not None:
+            self.patcher.forget(stale)
+
+    def fill_modules(self, weights: Weights, names: set[str]) -> None:
+        """Loads the modules of these tensors alone, each of which must have all of its tensors here. Raises whatever fails; then they are of
+        neither version."""
+        import torch
+        from vllm.model_executor.model_loader.reload import layerwise
+
+        _restore_kernel_tensors(self._model)
+        quiet = logging.getLogger(layerwise.__name__)  # it warns of each module that gets nothing
+        level = quiet.level
+        quiet.setLevel(logging.ERROR)
+        try:
+            layerwise.initialize_layerwise_reload(self._model)
+            self._model.load_weights((name, weights[name]) for name in weights if name in names)
+            if partial := _partly_filled_layers(self._model):
+                raise ValueError(f"only a part of {len(partial)} of the model's layers was loaded: {summary(partial)}")
+            layerwise.finalize_layerwise_reload(self._model, self._model_config)
+            pack_tied(self._model)
+        finally:
+            quiet.setLevel(level)
+            _restore_kernel_tensors(self._model)
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+
+    def record_served(self, new: Served) -> None:
+        """new is served from now on."""
         model_config = self._model_config
         self._served, self._broken = new, None
         if new.path is None:  # received over a group; there are no files
@@ -248,6 +292,7 @@ class Loader:
         error = self.ranks.agree(self._try_restore())
         if error is None:
             assert self._served is not None
+            self._tell_patcher(None)
             return f"{self._served.name} was loaded again and is served"
         self._broken = f"{error}: load a complete version, or restart, before it is resumed"
         return f"What is in memory now is no version: {self._broken}"
@@ -296,6 +341,14 @@ def needed_parameters(model: Any, has_lora: bool = False) -> set[str]:
         if getattr(method, "uses_meta_device", False) or any(c.__name__ == "BaseKVCacheMethod" for c in type(method).__mro__):
             needed -= {f"{name}.{p}" if name else p for p, _ in module.named_parameters()}
     return {name.replace(".base_layer.", ".") for name in needed} if has_lora else needed
+
+
+def tied_parameters(model: Any) -> dict[str, frozenset[str]]:
+    """For each parameter that has several names, all of them. To be asked before a load, which gives each name a parameter of its own."""
+    names: dict[int, set[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), set()).add(name)
+    return {name: frozenset(group) for group in names.values() if len(group) > 1 for name in group}
 
 
 def _restore_kernel_tensors(model: Any) -> None:

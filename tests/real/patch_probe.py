@@ -1,0 +1,29 @@
+"""What tests of patches start a vLLM with: --worker-cls patch_probe.Worker, --worker-extension-cls patch_probe.Probe.
+
+vLLM's CPU build packs the weights of linear layers and of experts for its kernels, so that there is next to nothing to patch. As on GPUs, they
+stay as they are here: linear layers use torch's own kernel. Experts are packed, unless their family is one whose experts torch computes."""
+import hashlib
+
+import torch
+import vllm._custom_ops as ops
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from wsync.vllm import Extension
+
+ops._supports_onednn = False
+
+
+class Worker(CPUWorker):
+    pass
+
+
+class Probe(Extension):
+    def probe_digests(self):
+        """The bits of every parameter and buffer."""
+        model = self.model_runner.get_model()
+        bits = lambda t: hashlib.blake2b(t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+        return {name: bits(t) for name, t in (*model.named_parameters(), *model.named_buffers()) if t.numel()}
+
+    def probe_flip(self, name):
+        """One bit of a parameter becomes another."""
+        dict(self.model_runner.get_model().named_parameters())[name].data.view(torch.int16).view(-1)[7] ^= 1

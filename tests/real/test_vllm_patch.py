@@ -1,0 +1,152 @@
+# timeout: 2400, takes: 100
+"""A real vLLM's parameters are patched while it serves: afterwards it is, bit for bit, what a load or a fresh start makes of the version."""
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from families import FAMILIES
+from servers import HERE, WithWsync, installed, need_real
+from world import unique
+
+STEPS = int(os.environ.get("PATCH_STEPS", "25"))
+OPTIONS = (*WithWsync.uncached, "--worker-extension-cls", "patch_probe.Probe")
+PLAIN = (*OPTIONS, "--worker-cls", "patch_probe.Worker")
+SLOW = pytest.mark.skipif("CI" in os.environ, reason="it starts two vLLMs a family: minutes that the hour of CI does not have")
+
+
+class Patched(WithWsync):
+    """A server whose workers can be asked for their bits."""
+
+    def environment(self):
+        return {**super().environment(), "PYTHONPATH": os.pathsep.join((self.target, HERE)), "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
+
+    def stage(self, stage, **more):
+        """The answers of all workers."""
+        said = self.rpc("wsync_patch", stage=stage, **more)
+        assert [one["rank"] for one in said] == list(range(len(said))) and {one["stage"] for one in said} == {stage}, said
+        return said
+
+    def done(self, stage, **more):
+        """The same, all of which must be ok."""
+        said = self.stage(stage, **more)
+        assert all(one["ok"] for one in said), said
+        return said
+
+    def paused(self, stage, plan):
+        self.call("/pause?mode=keep", post=True)
+        try:
+            return self.done(stage, plan=plan)
+        finally:
+            self.call("/resume", post=True)
+
+    def digests(self):
+        return self.rpc("probe_digests")
+
+
+def families(*names):
+    """The folder with the families' versions."""
+    need_real("vllm")
+    WithWsync.target = installed()
+    folder = unique("families")
+    subprocess.run([sys.executable, os.path.join(HERE, "families.py"), folder, *names], check=True, timeout=300, stdin=subprocess.DEVNULL)
+    return folder
+
+
+def patchable(said):
+    return " ".join(f"{one['patchable']:.1%}" for one in said)
+
+
+def test_patched():
+    "any sequence of patches, undos and loads leaves the parameters and answers of a load; and a patch those of a fresh start"
+    folder = os.path.join(families("qwen3"), "qwen3")
+    path = lambda version: os.path.join(folder, str(version))
+    server, fresh = Patched(path(1), *PLAIN), Patched(path(2), *PLAIN)
+    answers, bits = {1: server.wait().answers()}, {1: server.digests()}
+    said = server.stage("state")
+    assert said[0]["ready"] and said[0]["patchable"] == 1 and not said[0]["whole"], said
+    assert not server.stage("prepare", plan="x", target=path(3), base=path(2))[0]["ok"], "2 is not what is served"
+    server.done("prepare", plan="a", target=path(2), base=path(1))
+    assert (server.answers(), server.digests()) == (answers[1], bits[1])
+    server.paused("put", "a")
+    answers[2], bits[2] = server.answers(), server.digests()
+    assert answers[2] != answers[1] and bits[2] != bits[1]
+    assert (fresh.wait().answers(), fresh.digests()) == (answers[2], bits[2])
+    fresh.stop()
+    server.paused("undo", "a")
+    assert (server.answers(), server.digests()) == (answers[1], bits[1])
+    server.done("drop", plan="a")
+    for version in (3, 4, 1):
+        server.load(path(version))
+        answers[version], bits[version] = server.answers(), server.digests()
+    assert len({str(said) for said in answers.values()}) == 4
+    seed, now = random.randrange(1 << 30), 1
+    print(f"# seed {seed}", flush=True)
+    chance = random.Random(seed)
+    for step in range(STEPS):
+        target, plan = chance.choice([v for v in answers if v != now]), str(step)
+        server.done("prepare", plan=plan, target=path(target), base=path(now))
+        if chance.random() < 0.2:
+            server.load(path(now))
+            assert not server.stage("put", plan=plan)[0]["ok"], "a load drops the plan"
+            continue
+        stages = chance.choice((["put"], ["put", "undo"], ["put", "undo", "put"], ["undo"], ["put", "put"]))
+        for stage in stages:
+            server.paused(stage, plan)
+        server.done("drop", plan=plan)
+        now = target if stages[-1] == "put" else now
+        assert server.digests() == bits[now], (step, target, stages)
+        assert server.answers() == answers[now], (step, target, stages)
+        server.done("verify")
+    server.rpc("probe_flip", name="model.layers.1.mlp.down_proj.weight")
+    said = server.stage("verify")[0]
+    assert said["differs"] == ["model.layers.1.mlp.down_proj.weight"], said
+    assert not server.stage("prepare", plan="z", target=path(2), base=path(now))[0]["ok"], "it drifted"
+    server.load(path(now))
+    assert server.digests() == bits[now] and server.stage("state")[0]["ready"]
+
+
+def check(folder, options, print_as):
+    """A patch from 1 to 2, back, and to 2 again equals a fresh start on 2; where it is refused a load does."""
+    server, fresh = Patched(os.path.join(folder, "1"), *options), Patched(os.path.join(folder, "2"), *options)
+    first, want = server.wait().answers(), fresh.wait().answers()
+    assert first != want
+    said = server.stage("state")
+    plan = dict(plan="a", target=os.path.join(folder, "2"), base=os.path.join(folder, "1"))
+    prepared = server.stage("prepare", **plan)
+    how = prepared[0]["why"] if not prepared[0]["ok"] else f"{prepared[0]['changed']} elements, and of modules whole {prepared[0]['whole']}"
+    print(f"# {print_as}: {patchable(said)} patchable: {how}", flush=True)
+    if prepared[0]["ok"]:
+        for stage, answers in (("put", want), ("undo", first), ("put", want)):
+            server.paused(stage, "a")
+            assert server.answers() == answers, stage
+        assert server.digests() == fresh.digests()
+        server.done("drop", plan="a")
+        server.done("verify")
+    server.load(os.path.join(folder, "2"))
+    assert server.answers() == want, "a load is not what a start is"
+    return said, prepared
+
+
+@SLOW
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "qwen3"])
+def test_families(family):
+    "a patch is what a fresh start is, for each published family"
+    check(os.path.join(families(family), family), PLAIN, family)
+
+
+@SLOW
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-tied"])
+def test_packed(family):
+    "with the kernels that vLLM uses on a CPU by default, which pack linear layers, a version is refused and loaded whole"
+    _, prepared = check(os.path.join(families(family), family), OPTIONS, f"{family}, packed")
+    assert not prepared[0]["ok"] and "onednn" in prepared[0]["why"], prepared
+
+
+@SLOW
+def test_ranks():
+    "two ranks: each patches its own part"
+    said, prepared = check(os.path.join(families("llama"), "llama"), (*PLAIN, "--tensor-parallel-size", "2"), "llama on two ranks")
+    assert len(said) == 2 and all(one["ready"] and one["patchable"] == 1 for one in said) and all(one["ok"] for one in prepared), (said, prepared)
