@@ -399,7 +399,7 @@ static int check_kind(const struct ws_derive_source *source, struct ws_error *er
                 "it is an adapter, and adapters have no quantised views: engines load them as "
                 "they are, also beside a quantised base");
     if (!source->config_bytes)
-        return ws_error_set(err, ENOENT,
+        return ws_error_set(err, EINVAL,
                             "it has no config.json, which says which layers a model has and how engines read "
                             "them: publish it with the weights");
     return 0;
