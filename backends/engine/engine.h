@@ -55,8 +55,12 @@ struct ws_engine_target {
     unsigned short_ms;   /* of the other calls; 0: a tenth of it, at least 5 s */
     uint64_t end_ns;     /* of all calls, by ws_clock_ns: none lasts beyond it; 0: there is none */
     const atomic_bool *cancel[WS_CANCELS]; /* looked at while waiting; NULLs are fine */
+    uint64_t *
+        resumed_ns; /* NULL, or set to when it said that it resumes, by ws_clock_ns; it is asked for that afterwards */
     bool *acted; /* NULL, or set to true when the engine may have acted on a request: it was sent, and not
                   * refused beforehand */
+    bool
+        only_named; /* `serving` asks for version and path alone, not whether it is paused or sleeps: one request less */
     const struct ws_engine_facts *facts;         /* may be NULL: not probed */
     const struct ws_engine_templates *templates; /* kind remote only */
 };

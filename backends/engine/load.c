@@ -18,10 +18,12 @@ static bool names(const struct ws_engine_serving *now, const char *version)
 
 /* Prepares a load. *changes: afterwards the engine reports the version only if this load was done. *renamed:
  * until then it reports another version, or may. */
-static int get_ready(const struct ws_engine_ops *ops, const struct ws_engine_target *t, const char *version,
-                     bool *changes, bool *renamed, struct ws_error *err)
+static int get_ready(const struct ws_engine_ops *ops, const struct ws_engine_target *target,
+                     const char *version, bool *changes, bool *renamed, struct ws_error *err)
 {
+    struct ws_engine_target named = *target, *t = &named;
     struct ws_engine_serving before;
+    named.only_named = true;
     char other[sizeof(before.version)];
     *changes = true;
     *renamed = false;
@@ -56,6 +58,7 @@ static int query_result(const struct ws_engine_ops *ops, const struct ws_engine_
     struct ws_engine_target t = *target;
     struct ws_engine_serving now;
     memset(t.cancel, 0, sizeof(t.cancel)); /* the load was sent, so a cancel comes too late */
+    t.only_named = true;
     if (ops->serving(&t, &now, NULL) == 0 && names(&now, version) &&
         (!now.path[0] || strcmp(now.path, path) == 0))
         rc = 0;
@@ -88,6 +91,7 @@ int ws_engine_confirm(const struct ws_engine_ops *ops, const struct ws_engine_ta
     struct ws_engine_target patient = *target, *t = &patient; /* requests that waited keep it busy */
     struct ws_engine_serving now;
     t->short_ms = t->timeout_ms;
+    t->only_named = true;
     int rc = ops->serving(t, &now, err);
     if (rc == 0 && now.version[0] && !names(&now, version))
         rc = ws_error_set(err, EREMOTEIO,

@@ -1,4 +1,5 @@
 #include "backends/engine/pause.h"
+#include "transports/base/clock.h"
 #include <errno.h>
 #include <string.h>
 
@@ -28,12 +29,16 @@ int ws_pause_resume_once(const struct ws_engine_target *t, const char *path, con
 {
     struct ws_http_reply reply;
     bool paused;
+    if (t->resumed_ns)
+        *t->resumed_ns = 0; /* what it said before was not so */
     int rc = ws_call_post_once(t, path, json_object(), ws_call_short_ms(t), &reply, err);
 
     if (rc == 0)
         rc = check_word(t, path, word, &reply, err);
     if (rc && rc != -EREMOTEIO)
         return rc;
+    if (rc == 0 && t->resumed_ns)
+        *t->resumed_ns = ws_clock_ns();
     int asked = query(t, &paused, rc ? NULL : err);
     if (asked)
         return rc || asked == -ENOTSUP ? rc : asked;

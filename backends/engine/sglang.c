@@ -112,7 +112,7 @@ static int serving(const struct ws_engine_target *t, struct ws_engine_serving *o
 {
     *out = (struct ws_engine_serving){0};
     int rc = is(t, HAS_WORKERS) ? serving_from_workers(t, out, err) : serving_from_one(t, out, err);
-    return rc == 0 && is(t, HAS_READY) ? query_ready(t, out, err) : rc;
+    return rc == 0 && is(t, HAS_READY) && !t->only_named ? query_ready(t, out, err) : rc;
 }
 
 /* Are its keys ours, too, on the routes that change it? Where it has an admin key they want that one, and all
@@ -307,10 +307,12 @@ static int label(const struct ws_engine_target *t, const char *version, struct w
 }
 
 /* Success is what the engine serves afterwards. */
-static int confirm(const struct ws_engine_target *t, const char *path, const char *version,
+static int confirm(const struct ws_engine_target *target, const char *path, const char *version,
                    struct ws_error *err)
 {
+    struct ws_engine_target named = *target, *t = &named;
     struct ws_engine_serving now;
+    named.only_named = true;
     int rc = serving(t, &now, err);
 
     if (rc)

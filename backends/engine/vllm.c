@@ -129,9 +129,9 @@ static int find_sleep(const struct ws_engine_target *t, struct ws_engine_serving
 static int serving(const struct ws_engine_target *t, struct ws_engine_serving *out, struct ws_error *err)
 {
     struct ws_http_reply reply;
-    *out = (struct ws_engine_serving){.reports_paused = true};
-    int rc = query_paused(t, &out->paused, err);
-    if (!rc)
+    *out = (struct ws_engine_serving){.reports_paused = !t->only_named};
+    int rc = t->only_named ? 0 : query_paused(t, &out->paused, err);
+    if (!rc && !t->only_named)
         rc = find_sleep(t, out, err);
     if (rc || !has(t, HAS_VERSION))
         return rc;

@@ -3,8 +3,10 @@
 #include "transports/base/vector.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <mntent.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,10 +14,12 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #define MOUNTS_BYTES (64UL << 10) /* of one read; mostly enough for all */
+#define ANSWER_MS    5000         /* for a daemon to answer a look at its folder */
 #define TURN_TRIES   500          /* TURN_NS apart */
 #define TURN_NS      10000000L
 
@@ -46,6 +50,35 @@ bool ws_place_has_wsync(const char *path)
     return ws_place_has(path, "fuse.wsync");
 }
 
+int ws_place_look(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 ? 0 : -errno;
+}
+
+int ws_place_find(const char *path)
+{
+    char found[PATH_MAX];
+    return realpath(path, found) ? 0 : -errno;
+}
+
+enum ws_place_answer ws_place_ask(int (*look)(const char *path), const char *path)
+{
+    const struct timespec step = {.tv_nsec = TURN_NS};
+    const pid_t pid = fork();
+    int status = 0;
+    if (pid == 0)
+        _exit(look(path) == -ENOTCONN ? WS_PLACE_IS_DEAD : WS_PLACE_ANSWERS);
+    for (long ms = 0; pid > 0 && ms < ANSWER_MS; ms += TURN_NS / 1000000L) {
+        if (waitpid(pid, &status, WNOHANG) != 0)
+            return WIFEXITED(status) ? (enum ws_place_answer)WEXITSTATUS(status) : WS_PLACE_ANSWERS;
+        (void)nanosleep(&step, NULL);
+    }
+    if (pid > 0) /* it may wait on, if the daemon has its request: whoever adopts it reaps it */
+        (void)kill(pid, SIGKILL);
+    return pid > 0 ? WS_PLACE_IS_SILENT : WS_PLACE_ANSWERS;
+}
+
 int ws_place_check(const char *at, struct ws_error *err)
 {
     struct stat st;
@@ -55,6 +88,12 @@ int ws_place_check(const char *at, struct ws_error *err)
             "cannot mount on %s: /dev/fuse: %s; load the module (modprobe fuse), give a container "
             "--device /dev/fuse --cap-add SYS_ADMIN, or use 'wsync export'",
             at, strerror(errno));
+    if (ws_place_ask(ws_place_look, at) == WS_PLACE_IS_SILENT)
+        return ws_error_set(
+            err, ETIMEDOUT,
+            "cannot mount on %s: what is mounted there, or above it, does not answer, as a mount whose "
+            "daemon is stopped: let it go on (kill -CONT), or take it away with 'wsync umount --lazy'",
+            at);
     int rc = stat(at, &st) == 0 ? 0 : -errno;
     const bool dead = rc == -ENOTCONN || rc == -ECONNABORTED;
     if (dead && ws_place_has_wsync(at)) {

@@ -14,7 +14,14 @@ struct ws_place {
     int connection; /* the session's descriptor, borrowed */
 };
 
-/* Can it be mounted on? A dead mount of wsync is taken away, and nothing else. -EBUSY: a live one is there;
+/* A look into a mount waits for its daemon, which may be stopped: another process looks, and is ended after 5 s. look
+ * returns 0 or -errno. */
+enum ws_place_answer { WS_PLACE_ANSWERS, WS_PLACE_IS_DEAD, WS_PLACE_IS_SILENT };
+enum ws_place_answer ws_place_ask(int (*look)(const char *path), const char *path);
+int ws_place_look(const char *path); /* at what is there, as stat(2) does */
+int ws_place_find(
+    const char *path); /* which folder that is, as realpath(3) does: without a look at it itself */
+/* Can it be mounted on? A dead mount of wsync is taken away, and nothing else. -EBUSY: a live one is there; -ETIMEDOUT: one that does not answer;
  * -ENODEV: no /dev/fuse. */
 WS_MUST_USE int ws_place_check(const char *at, struct ws_error *err);
 /* Daemons that mount there at the same moment take turns: from here on until the caller closes what this returns, others

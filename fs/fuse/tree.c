@@ -539,8 +539,8 @@ static int list_tensors(struct ws_request *rq, struct ws_version *v, struct list
     for (size_t i = 0; rc == 0 && i < vc->n_tensors; i++) {
         char name[WS_MAX_NAME + 1];
         size_t file;
-        ws_name_to_file(ws_version_cache_tensor(v, vc, i, &file)->name, name);
-        l->visit(l->arg, name, ws_ino(ws_version_serial(v), WS_KIND_TENSOR, i));
+        l->visit(l->arg, ws_name_as_file(ws_version_cache_tensor(v, vc, i, &file)->name, name),
+                 ws_ino(ws_version_serial(v), WS_KIND_TENSOR, i));
     }
     return rc;
 }

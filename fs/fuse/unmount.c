@@ -19,7 +19,6 @@
 #include <unistd.h>
 
 #define END_MS     10000 /* for the daemon to end */
-#define ANSWER_MS  5000  /* for it to answer a look at its folder */
 #define BUSY_TRIES 10    /* BUSY_NS apart, twice as long each time: 2.5 s in all */
 #define BUSY_NS    10000000L
 #ifndef STATX_MNT_ID_UNIQUE
@@ -32,27 +31,6 @@ static void find_regions(const char *path, char regions[4200])
     snprintf(regions, 4200, "%s/" WS_REGIONS_NAME, path);
     if (!ws_place_has(regions, "tmpfs"))
         regions[0] = 0;
-}
-
-enum answer { ANSWERS, IS_DEAD, IS_SILENT };
-
-/* A look into the mount waits for its daemon, which may be stopped: a process of its own looks, and is ended. */
-static enum answer ask(const char *path)
-{
-    const struct timespec step = {.tv_nsec = BUSY_NS};
-    const pid_t pid = fork();
-    dev_t dev;
-    int status = 0;
-    if (pid == 0)
-        _exit(ws_place_device(path, &dev) == -ENOTCONN ? IS_DEAD : ANSWERS);
-    for (int ms = 0; pid > 0 && ms < ANSWER_MS; ms += (int)(BUSY_NS / 1000000L)) {
-        if (waitpid(pid, &status, WNOHANG) != 0)
-            return WIFEXITED(status) ? (enum answer)WEXITSTATUS(status) : ANSWERS;
-        (void)nanosleep(&step, NULL);
-    }
-    if (pid > 0) /* it may wait on, if the daemon has its request: whoever adopts it reaps it */
-        (void)kill(pid, SIGKILL);
-    return pid > 0 ? IS_SILENT : ANSWERS;
 }
 
 /* What link mode mounts below keeps its mount busy. It is taken away first and, where the mount stays, put
@@ -110,8 +88,8 @@ static int unmount_patiently(const char *path)
     const uint64_t number = mount_number(path);
     char regions[4200];
     find_regions(path, regions);
-    const enum answer answer = regions[0] ? ask(regions) : ANSWERS;
-    int rc = answer == IS_SILENT ? -ETIMEDOUT : -EBUSY;
+    const enum ws_place_answer answer = regions[0] ? ws_place_ask(ws_place_look, regions) : WS_PLACE_ANSWERS;
+    int rc = answer == WS_PLACE_IS_SILENT ? -ETIMEDOUT : -EBUSY;
     for (int i = 0; rc == -EBUSY && i < BUSY_TRIES; i++) {
         const long ns = i ? BUSY_NS << (i - 1) : 0;
         const struct timespec wait = {.tv_sec = ns / 1000000000L, .tv_nsec = ns % 1000000000L};
@@ -119,7 +97,7 @@ static int unmount_patiently(const char *path)
         const uint64_t now = mount_number(path);
         if (now != 0 && now != number)
             rc = 0;
-        else if (answer == IS_DEAD) /* with what is mounted below it */
+        else if (answer == WS_PLACE_IS_DEAD) /* with what is mounted below it */
             rc = umount2(path, MNT_DETACH) == 0 ? 0 : -errno;
         else
             rc = unmount(path, regions);
@@ -162,6 +140,12 @@ int ws_unmount(const char *mountpoint, bool lazy, struct ws_error *err)
     struct ws_beacons daemon = {0};
     char given[4096];
     snprintf(given, sizeof(given), "%.*s", (int)ws_place_bare(mountpoint), mountpoint);
+    if (ws_place_ask(ws_place_find, given) == WS_PLACE_IS_SILENT)
+        return ws_error_set(err, ETIMEDOUT,
+                            "cannot unmount %s: it does not answer: it lies in a mount whose daemon is "
+                            "stopped, or gives no answer; "
+                            "name that mount's own folder, with --lazy",
+                            mountpoint);
     if (!realpath(given, path)) {
         if (errno != ENOTCONN)
             return ws_error_set(err, errno, "cannot unmount %s: %s", mountpoint, strerror(errno));
@@ -175,6 +159,10 @@ int ws_unmount(const char *mountpoint, bool lazy, struct ws_error *err)
     int rc = !lazy ? unmount_patiently(path) : umount2(path, MNT_DETACH) == 0 ? 0 : -errno;
     if (rc == -EPERM && unmount_by_helper(path, lazy))
         rc = 0;
+    if (rc == -EINVAL && !ws_place_has_wsync(path)) {
+        ws_log(WS_LOG_INFO, "mount", "%s was unmounted by another process meanwhile", path);
+        rc = 0;
+    }
     if (rc == 0)
         return wait_for_daemon(path, &daemon, err);
     ws_beacons_close(&daemon);

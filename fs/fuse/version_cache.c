@@ -214,16 +214,18 @@ static int by_file(const void *x, const void *y)
 static int sort(struct ws_version *v, struct ws_tensor_ref *table, size_t n)
 {
     struct named *all = calloc(n + 1, sizeof(*all));
-    char file[WS_MAX_NAME + 1];
+    char room[WS_MAX_NAME + 1];
+    bool sorted =
+        true; /* as the header's tensors are by their names: of one file with no odd name, all is done */
     size_t k = 0;
     int rc = all ? 0 : -ENOMEM;
     for (; rc == 0 && k < n; k++) {
-        const char *name = tensor_at(v, &table[k])->name;
-        ws_name_to_file(name, file);
-        all[k] = (struct named){table[k], strcmp(file, name) == 0 ? name : strdup(file)};
+        const char *name = tensor_at(v, &table[k])->name, *file = ws_name_as_file(name, room);
+        all[k] = (struct named){table[k], file == name ? name : strdup(file)};
         rc = all[k].file ? 0 : -ENOMEM;
+        sorted = sorted && (rc < 0 || k == 0 || by_file(&all[k - 1], &all[k]) <= 0);
     }
-    if (rc == 0)
+    if (rc == 0 && !sorted)
         qsort(all, n, sizeof(all[0]), by_file);
     for (size_t i = 0; i < k; i++) {
         if (all[i].file != tensor_at(v, &all[i].ref)->name)
@@ -290,8 +292,7 @@ long ws_version_cache_find(struct ws_version *v, const struct ws_version_cache *
     char file[WS_MAX_NAME + 1];
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-        ws_name_to_file(tensor_at(v, &vc->tensors[mid])->name, file);
-        int c = strcmp(file, name);
+        int c = strcmp(ws_name_as_file(tensor_at(v, &vc->tensors[mid])->name, file), name);
         if (c == 0)
             return (long)mid;
         if (c < 0)

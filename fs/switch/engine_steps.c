@@ -272,10 +272,11 @@ int ws_engine_step_flush(struct ws_switch_engine *se)
     return rc;
 }
 
-static void record_pause(struct ws_switch_engine *se)
+/* resumed_ns: when it said that it resumes, and was right; 0: it is not known, so now. */
+static void record_pause(struct ws_switch_engine *se, uint64_t resumed_ns)
 {
     struct ws_control *c = se->run->control;
-    double seconds = (double)(ws_clock_ns() - se->paused_ns) * 1e-9;
+    double seconds = (double)((resumed_ns ? resumed_ns : ws_clock_ns()) - se->paused_ns) * 1e-9;
     pthread_mutex_lock(&c->lock);
     se->pause_s = se->engine->pause_seconds = seconds;
     ws_histogram_add(&se->engine->pauses, seconds);
@@ -302,12 +303,14 @@ static bool may_resume_again(struct ws_switch_engine *se, const struct ws_engine
 static int resume(struct ws_switch_engine *se, const char *version)
 {
     struct ws_engine_call call;
+    uint64_t resumed_ns = 0;
     int rc = -EIO;
     assert(may_run(se));
     if (version)
         init_call(se, &call);
     else
         init_patient_call(se, &call);
+    call.target.resumed_ns = &resumed_ns;
     if (!se->run->going_back && call.target.end_ns < ws_clock_ns() + RESUME_NS)
         call.target.end_ns = ws_clock_ns() + RESUME_NS;
     for (int i = 0; i < RESUME_TRIES && rc < 0; i++) {
@@ -319,7 +322,7 @@ static int resume(struct ws_switch_engine *se, const char *version)
         const bool runs = ws_condition_runs(ws_engine_step_lock(se));
         ws_engine_step_unlock(se);
         assert(runs);
-        record_pause(se);
+        record_pause(se, resumed_ns);
     }
     if (rc == 0 && version && se->engine->condition.reports.version)
         rc = ws_engine_confirm(se->engine->ops, &call.target, version, &se->err);

@@ -34,6 +34,7 @@ struct cli_command {
     const char *synopsis;    /* what follows the name; lines are alternatives */
     const char *description; /* paragraphs, separated by empty lines */
     const char *examples;    /* lines of shell; NULL: none */
+    const char *statuses;    /* what an exit status above 2 means, as "3: ..."; NULL: there is none */
     const struct cli_option *options;
     unsigned min_words, max_words;           /* positional arguments */
     int (*run)(const struct cli_args *args); /* returns CLI_* */

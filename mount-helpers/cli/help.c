@@ -138,6 +138,8 @@ void cli_print_man(const struct cli_command *command)
         print_roff(command->examples);
         printf(".fi\n");
     }
-    printf(".SH EXIT STATUS\n0: done. 1: it failed, the reason is on standard error. 2: wrong usage.\n"
-           ".SH SEE ALSO\n.BR wsync (1),\n.BR wsync (7)\n");
+    printf(".SH EXIT STATUS\n0: done. 1: it failed, the reason is on standard error. 2: wrong usage.\n");
+    if (command->statuses)
+        print_roff(command->statuses);
+    printf(".SH SEE ALSO\n.BR wsync (1),\n.BR wsync (7)\n");
 }

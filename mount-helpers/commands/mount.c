@@ -92,7 +92,9 @@ const struct cli_command cmd_mount = {
         "Several sources are alternatives for the models they share.\n\n"
         "Returns when the mount answers; a daemon serves it from then on. A dead mount on DIR is "
         "recovered, a live one "
-        "is left alone. 'wsync mount --list-options' prints every mount option with its meaning. "
+        "is left alone, and one that does not answer for 5 s, as its daemon is stopped, is named. 'wsync "
+        "mount "
+        "--list-options' prints every mount option with its meaning. "
         "With --serve other mounts have this one as their source, so that a tree of them fans out what the "
         "trainer "
         "sends once; blocks are passed on while they arrive. A mount whose sources are a serving mount and "
@@ -150,10 +152,12 @@ const struct cli_command cmd_umount = {
         "folder, "
         "its memory and its ports are free then. After 10 s it waits no longer, names the daemon's process, "
         "and "
-        "exits with status 3. It does not wait with --lazy, nor for a daemon in another network namespace. "
+        "exits with status 3. Of several umounts at once each succeeds, or says that no mount is there. It "
+        "does not wait with --lazy, nor for a daemon in another network namespace. "
         "Engines keep what they have loaded, and mappings stay readable. "
         "Root tries a busy mount again for 2.5 s; it is left as it was then.",
     .examples = "wsync umount /wsync",
+    .statuses = "3: it is unmounted, and its daemon had not ended after 10 s.",
     .options = umount_options,
     .max_words = 1,
     .run = run_umount,

@@ -82,14 +82,14 @@ def large_folder(agent):
     tensors = mount.file("big/1/tensors")
     start = time.monotonic()
     names = os.listdir(tensors)
-    row("ls-100k", time.monotonic() - start, "s", None, 1, at_most=True)
+    row("ls-100k", time.monotonic() - start, "s", None, 0.5, at_most=True)
     assert len(names) == 100000
     opens = []
     for name in names[::1000]:
         start = time.monotonic()
         os.close(os.open(os.path.join(tensors, name), os.O_RDONLY))
         opens.append((time.monotonic() - start) * 1000)
-    row("open-tensor-100k", statistics.median(opens), "ms", None, 1, at_most=True)
+    row("open-tensor-100k", statistics.median(opens), "ms", None, 0.1, at_most=True)
     time.sleep(1)
     row("rss", rss_mib(mount.pid) + rss_mib(agent.pid), "MiB", None, 64, at_most=True)
     print(f"    mount {rss_mib(mount.pid):.0f} MiB, agent {rss_mib(agent.pid):.0f} MiB", flush=True)
@@ -103,8 +103,8 @@ def main():
         agent = Agent()
         agent.publish("actor", 1, large_checkpoint(), timeout=300)
         reads(agent, "reads=passthrough", {"read-mount": ("read-mount", 0.95), "mmap-mount": ("mmap-mount", 0.95),
-                                                  "read-mount-vs-shm": ("read-mount-vs-shm", 1.8),
-                                                  "mmap-mount-vs-shm": ("mmap-mount-vs-shm", 2.5)})
+                                                  "read-mount-vs-shm": ("read-mount-vs-shm", None),
+                                                  "mmap-mount-vs-shm": ("mmap-mount-vs-shm", None)})
         reads(agent, "reads=link", {"read-mount": ("read-link", 0.98), "mmap-mount": ("mmap-link", 0.98)})
         stream_first_byte(agent)
         pull_ipc(agent)

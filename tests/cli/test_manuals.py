@@ -320,5 +320,12 @@ def test_environment():
     say(names, "wsync.7")
 
 
+def test_exit_statuses():
+    "umount's exit status 3 is in its manual, below the others"
+    with open(os.path.join(BUILD, "man/wsync-umount.1")) as f:
+        statuses = f.read().split(".SH EXIT STATUS\n")[1].split(".SH")[0].splitlines()
+    assert len(statuses) == 2 and statuses[1].startswith("3: ") and "daemon" in statuses[1], statuses
+
+
 if __name__ == "__main__":
     run_blocks(sys.argv[1])

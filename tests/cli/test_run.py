@@ -55,6 +55,16 @@ def counts(status, text, passed, failed, skipped):
     assert status == (1 if failed else 0), (status, text)
 
 
+def test_until_that_is_no_number():
+    "UNTIL that is no number is refused in a sentence, by tests/run and at the begin of .ci/run"
+    for command, status in (("tests/run", 1), (".ci/run", 2)):
+        for until in ("tomorrow", "nan", "12:00"):
+            done = subprocess.run([os.path.join(ROOT, command), "nothing"], env=dict(os.environ, UNTIL=until), capture_output=True, text=True,
+                                  timeout=60, check=False)
+            assert done.returncode == status and done.stderr.startswith(f"{command}: UNTIL={until} is no number"), done
+            assert len(done.stderr.splitlines()) == 1 and not done.stdout, done
+
+
 def test_help():
     "--help lists the names, and runs nothing"
     done = subprocess.run([os.path.join(ROOT, "tests/run"), "--help"], capture_output=True, text=True, timeout=60, check=False)

@@ -276,7 +276,12 @@ def test_a_version_without_a_configuration(agent):
     folder = llama()
     os.remove(f"{folder}/config.json")
     agent.publish("actor", 1, folder)
-    assert f"{VIEW}/1 cannot be made of actor: it has no config.json" in fails(Mount(agent.url, f"derive={VIEW}"))
+    root = Mount(agent.url, f"derive={VIEW},serve=127.0.0.1:{(port := free_port())},insecure")
+    leaf = Mount(f"http://127.0.0.1:{port}")
+    leaf.wait_version("actor", 1)
+    for mount in (leaf, root):  # the leaf, too, has the reason and not that the view is gone
+        told = fails(mount)
+        assert f"{VIEW}/1 cannot be made of actor: it has no config.json" in told and "gone" not in told and "EINVAL" in told, told
 
 
 def test_an_adapter_has_no_view(agent):

@@ -595,6 +595,33 @@ def test_umount_of_a_stopped_mount(reads):
     wait_for(lambda: not mount.alive(), "the daemon's end")
 
 
+def test_mount_on_and_umount_below_a_stopped_mount():
+    "a mount on one whose daemon is stopped, and umount of a folder in it, end by themselves and say why; both leave it"
+    agent, _ = published()
+    mount = Mount(agent.url, "reads=cached")
+    mount.wait_version("actor", 1)
+    os.kill(mount.pid, signal.SIGSTOP)
+    at_end(lambda: os.kill(mount.pid, signal.SIGCONT) if mount.alive() else None)
+    time.sleep(2.5)  # what the kernel knows of the mount's folder is too old to go by
+    for command in (("mount", agent.url, mount.path), ("umount", mount.file("actor"))):
+        r = wsync(*command, check=False)
+        assert r.returncode == 1 and "does not answer" in r.stderr and "--lazy" in r.stderr and mount.mounted(), r
+    os.kill(mount.pid, signal.SIGCONT)
+    assert mount.text("actor/status") and mount.alive()
+
+
+def test_many_umounts_at_once():
+    "of umounts at the same time each says that it is unmounted, or that no mount is there"
+    agent, _ = published()
+    for _ in range(6):
+        mount = Mount(agent.url, "reads=cached,state=none")
+        all = [subprocess.Popen([WSYNC, "umount", mount.path], stderr=subprocess.PIPE, text=True) for _ in range(8)]
+        ends = [(p.communicate(timeout=60 * SLOW)[1], p.returncode) for p in all]
+        assert 0 in [status for _, status in ends] and not mount.mounted(), ends
+        for text, status in ends:
+            assert "Invalid argument" not in text and (status == 0 or "no wsync mount is on" in text), ends
+
+
 @pytest.mark.parametrize("reads", ["cached", "link"])
 def test_umount_of_a_dead_mount(reads):
     "a mount whose daemon was killed is taken away, with what link mode had mounted below it"

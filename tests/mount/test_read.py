@@ -89,6 +89,17 @@ def test_stock_reader():
     assert r.stdout.strip() == "40", r.stdout
 
 
+def test_tensor_files_in_another_order():
+    "each file of tensors/ is its tensor's, also where the files' names have another order than the tensors'"
+    names = [f"a{c}{i}" for c in ".-/%" for i in range(20)]
+    file_of = {n: n.replace("%", "%25").replace("/", "%2F") for n in names}
+    assert sorted(file_of[n] for n in names) != [file_of[n] for n in sorted(names)]
+    _, mount, folder = world(tensors={n: ("U8", [i + 1]) for i, n in enumerate(names)})
+    for name, (_, _, data) in tensors_of(folder + "/model.safetensors").items():
+        assert open(mount.file("actor/1/tensors", file_of[name]), "rb").read() == data, name
+    assert sorted(os.listdir(mount.file("actor/1/tensors"))) == sorted(file_of.values())
+
+
 def test_tensor_files():
     "tensors/ has the raw bytes of each tensor, with attributes"
     _, mount, folder = world(tensors=SMALL)

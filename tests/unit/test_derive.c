@@ -3,6 +3,7 @@
 #include "transports/quant/derive.h"
 #include "transports/quant/quantise.h"
 #include <errno.h>
+#include <jansson.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -189,6 +190,9 @@ static void test_refused(void **state)
     assert_refused(&c, "experts that lie in one tensor");
     c.config = "{\"model_type\":\"qwen3\",\"quantization_config\":{}}";
     assert_refused(&c, "quantised already");
+    c.config =
+        "{\"quantization_config\": null, \"compression_config\":\"nullable\",\"model_type\":\"qwen3\"}";
+    assert_refused(&c, "config.json has a compression_config");
     c.config = "[]";
     assert_int_equal(choose(&c), -EBADMSG);
     assert_non_null(strstr(c.err.text, "config.json"));
@@ -281,6 +285,31 @@ static void test_names_in_two_files(void **state)
     }
     for (size_t i = 0; i < 2; i++)
         ws_safetensors_free(sts[i]);
+}
+
+/* What the source says as null is said instead, and not beside it. */
+static void test_config_in_place_of_null(void **state)
+{
+    static const char text[] = "{\"quantization_config\": null, \"model_type\": \"qwen3\"}\n";
+    struct ws_safetensors *st = make(first, LENGTH(first));
+    const struct ws_derive_source_file files[] = {{"a.safetensors", st}};
+    const struct ws_derive_source source = {files, 1, text, strlen(text), false};
+    const struct ws_select_options options = {0};
+    struct ws_derive *d;
+    struct ws_error err;
+    (void)state;
+    if (ws_derive_new(&source, recipe("fp8-block128"), &options, DIGEST, &d, &err) < 0)
+        fail_msg("%s", err.text);
+    json_t *config_json = json_loadb(d->config, d->config_bytes, JSON_REJECT_DUPLICATES, NULL);
+    assert_non_null(config_json);
+    assert_int_equal(json_object_size(config_json), 2);
+    assert_string_equal(json_string_value(json_object_get(config_json, "model_type")), "qwen3");
+    assert_string_equal(json_string_value(json_object_get(json_object_get(config_json, "quantization_config"),
+                                                          "quant_method")),
+                        "fp8");
+    json_decref(config_json);
+    ws_derive_free(d);
+    ws_safetensors_free(st);
 }
 
 static void test_texts(void **state)
@@ -423,11 +452,17 @@ static void test_rows_of_bytes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_families),      cmocka_unit_test(test_any_family),
-        cmocka_unit_test(test_ignore),        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_layout),        cmocka_unit_test(test_texts),
-        cmocka_unit_test(test_source_digest), cmocka_unit_test(test_rows_in_any_parts),
-        cmocka_unit_test(test_rows_of_bytes), cmocka_unit_test(test_names_in_two_files),
+        cmocka_unit_test(test_families),
+        cmocka_unit_test(test_any_family),
+        cmocka_unit_test(test_ignore),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_config_in_place_of_null),
+        cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_source_digest),
+        cmocka_unit_test(test_rows_in_any_parts),
+        cmocka_unit_test(test_rows_of_bytes),
+        cmocka_unit_test(test_names_in_two_files),
     };
     cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -89,7 +89,7 @@ static void test_dies_of_a_request(void **state)
                               : ws_engine_sglang.pause(&e.target, &err),
                          -ECONNRESET);
         assert_int_equal(bad_server_hits(s, 1), 1);
-        assert_int_equal(bad_server_connections(s), 1 + load);
+        assert_int_equal(bad_server_connections(s), 1);
         assert_int_equal(ws_engine_sglang.load(&e.target, engine_two, "2", &err), -EHOSTUNREACH);
         if (!load)
             assert_int_equal(ws_engine_sglang.pause(&e.target, &err), -EHOSTUNREACH);
@@ -212,6 +212,43 @@ static void test_cancel_after_the_reload(void **state)
     bad_server_stop(c.server);
 }
 
+/* What lasts while it is paused is what a load cannot do without: it is not asked whether it is paused, and nothing has a
+ * connection of its own. What it says of its version is asked for before and after. */
+static void test_requests_of_a_load(void **state)
+{
+    static const struct bad_step steps[] = {
+        {"GET /ready", BAD_JSON, 503, "{}"},
+        {"GET /model_info", BAD_JSON, 200, INFO_OF("/m", "1")},
+        {"GET /server_info", BAD_JSON, 200, "{}"},
+        {"GET /update_weights_from_disk", BAD_JSON, 405, "{}"},
+        {"POST /update_weights_from_disk", BAD_JSON, 200, "{\"success\":true}"},
+        {"GET /hicache", BAD_JSON, 404, "{}"},
+        {"GET /update_weight_version", BAD_JSON, 405, "{}"}};
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    struct ws_engine_facts facts;
+    struct ws_engine_serving now;
+    struct engine e;
+    bool told = false;
+
+    (void)state;
+    engine_at(&e, bad_server_port(s));
+    assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), 0);
+    assert_true(now.reports_paused && now.paused);
+    e.target.facts = &facts;
+    const unsigned ready = bad_server_hits(s, 0), info = bad_server_hits(s, 1),
+                   drains = bad_server_hits(s, 2);
+    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "2", &told, &err), -EREMOTEIO);
+    assert_true(told); /* it says that it serves version 1 afterwards */
+    assert_int_equal(bad_server_hits(s, 0), ready);
+    assert_int_equal(bad_server_hits(s, 1), info + 2);
+    assert_int_equal(bad_server_hits(s, 2), drains + 1);
+    assert_int_equal(bad_server_hits(s, 4), 1);
+    assert_int_equal(bad_server_connections(s), 1);
+    assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), 0); /* else it is asked */
+    assert_int_equal(bad_server_hits(s, 0), ready + 1);
+    bad_server_stop(s);
+}
+
 /* An engine without version names: its report after a lost reply proves nothing. */
 static void test_lost_reply_without_a_label(void **state)
 {
@@ -310,7 +347,7 @@ int main(void)
         TEST(test_dies_after_a_load),       TEST(test_timed_out_under_its_own_name),
         TEST(test_update_under_one_name),   TEST(test_lost_reply_without_a_label),
         TEST(test_load_never_received),     TEST(test_lost_reply_with_a_label_of_no_effect),
-        TEST(test_cancel_after_the_reload),
+        TEST(test_cancel_after_the_reload), TEST(test_requests_of_a_load),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

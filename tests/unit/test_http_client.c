@@ -65,12 +65,39 @@ static void test_connection_is_kept(void **state)
     for (unsigned i = 0; i < 5; i++)
         assert_int_equal(get(port, (struct ws_http_request){0}), 200);
     assert_int_equal(bad_server_connections(s), 1);
-    for (unsigned i = 0; i < 3; i++) /* a new connection, not kept and not in place of the kept one */
-        assert_int_equal(get(port, (struct ws_http_request){.fresh = true}), 200);
-    assert_int_equal(bad_server_connections(s), 4);
-    assert_int_equal(get(port, (struct ws_http_request){0}), 200);
-    assert_int_equal(bad_server_connections(s), 4);
-    assert_int_equal(bad_server_hits(s, 0), 9);
+    for (unsigned i = 0; i < 3; i++) /* what is sent once takes it, too */
+        assert_int_equal(get(port, (struct ws_http_request){.once = true, .bytes = "{}", .n_bytes = 2}), 200);
+    assert_int_equal(bad_server_connections(s), 1);
+    assert_int_equal(bad_server_hits(s, 0), 8);
+    bad_server_stop(s);
+}
+
+/* A connection that was kept is closed without a reply: libcurl asks again, but not for what is sent once, of any length. */
+static void test_once_on_a_kept_connection(void **state)
+{
+    static const struct bad_step steps[] = {{"/close", BAD_CLOSE, 0, NULL}, {NULL, BAD_JSON, 200, OK}};
+    static char body[3000];
+    const size_t sizes[] = {2, 1000, sizeof(body)};
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    const unsigned port = bad_server_port(s);
+    unsigned hits = 0;
+
+    (void)state;
+    memset(body, ' ', sizeof(body));
+    for (size_t i = 0; i < LENGTH(sizes); i++) {
+        struct ws_http_request r = {.path = "/close", .bytes = body, .n_bytes = sizes[i]};
+        assert_int_equal(get(port, (struct ws_http_request){0}), 200);
+        r.once = true;
+        assert_int_equal(get(port, r), -ECONNRESET);
+        assert_int_equal(bad_server_hits(s, 0), ++hits);
+        assert_int_equal(get(port, (struct ws_http_request){0}), 200);
+        r.once = false;
+        assert_int_equal(get(port, r), -ECONNRESET);
+        assert_int_equal(bad_server_hits(s, 0), hits += 2); /* as libcurl does it */
+        r.once = true;
+        r.path = NULL;
+        assert_int_equal(get(port, r), 200);
+    }
     bad_server_stop(s);
 }
 
@@ -107,7 +134,7 @@ static void test_many_callers(void **state)
         servers[i] = bad_server_start(steps, LENGTH(steps));
     for (size_t i = 0; i < LENGTH(callers); i++) {
         callers[i] = (struct caller){.port = bad_server_port(servers[i % 4])};
-        callers[i].request.fresh = i % 5 == 0;
+        callers[i].request.once = i % 5 == 0;
         if (i == 7)
             callers[i].port = dead;
         if (i == 8)
@@ -208,8 +235,8 @@ static void test_urls(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_connection_is_kept),   TEST(test_many_callers), TEST(test_cancel_one_of_many),
-        TEST(test_client_without_calls), TEST(test_urls),
+        TEST(test_connection_is_kept), TEST(test_once_on_a_kept_connection), TEST(test_many_callers),
+        TEST(test_cancel_one_of_many), TEST(test_client_without_calls),      TEST(test_urls),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

@@ -35,6 +35,8 @@ static void test_to_file(void **state)
         ws_name_to_file(cases[i].name, out);
         assert_string_equal(out, cases[i].file);
         assert_true(ws_name_is_safe(out));
+        memset(out, 'x', sizeof(out));
+        assert_string_equal(ws_name_as_file(cases[i].name, out), cases[i].file);
     }
 }
 
@@ -46,11 +48,13 @@ static void test_long_names(void **state)
     memset(name, 'a', sizeof(name));
     name[WS_MAX_NAME] = '\0';
     ws_name_to_file(name, out);
-    assert_string_equal(out, name); /* exactly fits */
+    assert_string_equal(out, name);                     /* exactly fits */
+    assert_ptr_equal(ws_name_as_file(name, out), name); /* no copy */
 
     name[WS_MAX_NAME] = 'a';
     name[WS_MAX_NAME + 1] = '\0';
     ws_name_to_file(name, out);
+    assert_string_equal(ws_name_as_file(name, other), out);
     assert_int_equal(strlen(out), 200 + 2 + 16);
     assert_memory_equal(out, name, 200);
     assert_memory_equal(out + 200, "%~", 2);

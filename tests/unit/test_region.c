@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,6 +26,9 @@
 
 #define MIB    (1UL << 20)
 #define NOBODY 65534
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 static struct ws_error err;
 
@@ -179,6 +183,26 @@ static void test_prefault(void **state)
     assert_int_equal(taken_bytes(r), 10 * MIB);
     assert_int_equal(ws_region_prefault_part(r, 64 * MIB, 8 * MIB, 1, &err), 0);
     assert_int_equal(taken_bytes(r), 10 * MIB);
+    ws_region_free(r);
+}
+
+/* Called by the library, too: what is longest of the pages that it takes at once. */
+static atomic_size_t longest_taken;
+int madvise(void *at, size_t bytes, int advice)
+{
+    if (advice == MADV_POPULATE_WRITE && bytes > atomic_load(&longest_taken))
+        atomic_store(&longest_taken, bytes);
+    return (int)syscall(SYS_madvise, at, bytes, advice);
+}
+
+/* A reader that maps memory meanwhile waits for one huge page, not for many. */
+static void test_prefault_in_short_steps(void **state)
+{
+    (void)state;
+    struct ws_region *r = make(64 * MIB);
+    atomic_store(&longest_taken, 0);
+    assert_int_equal(ws_region_prefault(r, 1, &err), 0);
+    assert_in_range(atomic_load(&longest_taken), 1, 2 * MIB); /* a huge page */
     ws_region_free(r);
 }
 
@@ -767,6 +791,7 @@ int main(void)
         KIND(test_left, "tmpfs"),
         KIND(test_left_while_others_close, "tmpfs"),
         EACH_KIND(test_link),
+        cmocka_unit_test(test_prefault_in_short_steps),
         cmocka_unit_test(test_large_is_huge),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_unprivileged),

@@ -87,6 +87,13 @@ int ws_json_element(struct ws_json *j, struct ws_error *err)
     return next(j, ']', err);
 }
 
+bool ws_json_is_null(struct ws_json *j)
+{
+    static const char word[] = "null";
+    return peek(j) == 'n' && j->len - j->at >= strlen(word) &&
+           memcmp(j->text + j->at, word, strlen(word)) == 0;
+}
+
 int ws_json_value(struct ws_json *j, size_t max_bytes, json_t **out, struct ws_error *err)
 {
     json_error_t error;

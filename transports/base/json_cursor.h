@@ -39,6 +39,8 @@ WS_MUST_USE int ws_json_string(struct ws_json *j, char *out, size_t bytes, struc
 /* An integer, 0 to 2^63 - 1. */
 WS_MUST_USE int ws_json_uint(struct ws_json *j, uint64_t *out, struct ws_error *err);
 WS_MUST_USE int ws_json_flag(struct ws_json *j, bool *out, struct ws_error *err);
+/* Is the value that follows null? It is not consumed, and begins at j->at. */
+bool ws_json_is_null(struct ws_json *j);
 /* Any value of at most max_bytes of text, decoded by jansson; new reference. */
 WS_MUST_USE int ws_json_value(struct ws_json *j, size_t max_bytes, json_t **out, struct ws_error *err);
 /* Steps over any value of at most WS_MAX_JSON_VALUE bytes, checking it. */

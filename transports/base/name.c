@@ -20,6 +20,26 @@ static size_t piece(const char *p, size_t left, bool first, bool *encode)
     return length == 0 ? 1 : length;
 }
 
+/* How many bytes at the begin of the name stand for themselves as a file's, as far as one look at each tells. */
+static size_t plain_bytes(const char *name)
+{
+    size_t n = 0;
+
+    for (; name[n] >= ' ' && name[n] < 0x7F && name[n] != '/' && name[n] != '%'; n++)
+        ;
+    return name[0] == '.' ? 0 : n;
+}
+
+const char *ws_name_as_file(const char *name, char out[WS_MAX_NAME + 1])
+{
+    const size_t n = plain_bytes(name);
+
+    if (n > 0 && n <= WS_MAX_NAME && !name[n])
+        return name;
+    ws_name_to_file(name, out);
+    return out;
+}
+
 void ws_name_to_file(const char *name, char out[WS_MAX_NAME + 1])
 {
     static const char hex[] = "0123456789ABCDEF";

@@ -10,6 +10,9 @@
  * Since '%' itself is encoded, two names can only meet by a collision of that hash. out has WS_MAX_NAME + 1
  * bytes. */
 void ws_name_to_file(const char *name, char out[WS_MAX_NAME + 1]);
+/* The same, without a copy where the name is a file's already, as nearly all are: name itself, or else out, which is
+ * written then. */
+const char *ws_name_as_file(const char *name, char out[WS_MAX_NAME + 1]);
 /* May this become a path component: non-empty, no '/', not "." or "..", no control characters, valid
  * UTF-8, at most WS_MAX_NAME bytes. */
 bool ws_name_is_safe(const char *name);

@@ -285,11 +285,23 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct ws_tensor *)a)->name, ((const struct ws_tensor *)b)->name);
 }
 
+/* As qsort, which takes many times one pass for what is in order already, as most writers' tensors are. */
+static void sort(void *items, size_t n, size_t bytes, int (*compare)(const void *, const void *))
+{
+    const char *at = items;
+    for (size_t i = 1; i < n; i++, at += bytes) {
+        if (compare(at, at + bytes) > 0) {
+            qsort(items, n, bytes, compare);
+            return;
+        }
+    }
+}
+
 /* The tensors must follow each other without a gap or an overlap, from the header to the file's end:
  * otherwise some bytes would belong to no tensor, or to two. */
 static int check_cover(const struct ws_safetensors *st, struct ws_error *err)
 {
-    const struct ws_tensor **order = malloc((st->n_tensors + 1) * sizeof(struct ws_tensor *));
+    const struct ws_tensor **order = calloc(st->n_tensors + 1, sizeof(*order));
     const struct ws_tensor *before = NULL;
     uint64_t at = st->data_begin;
     int rc = 0;
@@ -298,7 +310,7 @@ static int check_cover(const struct ws_safetensors *st, struct ws_error *err)
         return out_of_memory(err);
     for (size_t i = 0; i < st->n_tensors; i++)
         order[i] = &st->tensors[i];
-    qsort(order, st->n_tensors, sizeof(struct ws_tensor *), by_offset);
+    sort(order, st->n_tensors, sizeof(*order), by_offset);
     for (size_t i = 0; i < st->n_tensors; i++) {
         const struct ws_tensor *t = order[i];
         if (t->begin < at) {
@@ -326,7 +338,7 @@ out:
 
 static int sort_by_name(struct ws_safetensors *st, struct ws_error *err)
 {
-    qsort(st->tensors, st->n_tensors, sizeof(struct ws_tensor), by_name);
+    sort(st->tensors, st->n_tensors, sizeof(struct ws_tensor), by_name);
     for (size_t i = 1; i < st->n_tensors; i++) {
         if (strcmp(st->tensors[i - 1].name, st->tensors[i].name) == 0)
             return ws_error_set(err, EBADMSG, "tensor \"" SHOWN "\" is there twice", st->tensors[i].name);

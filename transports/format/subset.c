@@ -552,8 +552,7 @@ bool ws_subset_leaves_out(const struct ws_node_part_map *m, const char *as)
     for (size_t i = 0; s && i < s->n_sources; i++) {
         const struct ws_safetensors *st = s->headers[i];
         for (size_t t = 0; st && t < st->n_tensors; t++) {
-            ws_name_to_file(st->tensors[t].name, name);
-            if (!s->chosen_of[i][t] && strcmp(name, as) == 0)
+            if (!s->chosen_of[i][t] && strcmp(ws_name_as_file(st->tensors[t].name, name), as) == 0)
                 return true;
         }
     }

@@ -17,6 +17,7 @@
 #define MAX_CA_BYTES   (1UL << 20)
 #define BUFFER_BYTES   (256L << 10) /* of a body that its receiver takes as it comes */
 #define KEEP_S         4L /* a connection without a call, or a name's address: uvicorn closes after 5 s */
+#define ONCE_S         1L /* the same, for what is sent once: it is not known whether it came to one that is closed */
 
 /* Not by memmem: each call of it is as long as the rest of the text under a sanitizer. */
 static void blank(char *text, const char *key, size_t n)
@@ -128,7 +129,11 @@ static int explain(CURL *easy, CURLcode code, const struct ws_http_request *r,
                    const struct ws_http_transfer *t, const struct receiver *to, struct ws_error *err)
 {
     const char *why = ws_http_why(t, code);
-    const int number = to->text.lacks_memory ? ENOMEM : ws_http_errno_from_curl(code);
+    const bool kept_was_closed =
+        t->once && (code == CURLE_ABORTED_BY_CALLBACK || code == CURLE_SEND_FAIL_REWIND);
+    const int number = to->text.lacks_memory ? ENOMEM
+                       : kept_was_closed     ? ECONNRESET
+                                             : ws_http_errno_from_curl(code);
 
     if (to->is_stopped)
         return ws_error_set(err, ECANCELED, "the call of %s%s was stopped by its receiver", r->url, r->path);
@@ -190,9 +195,8 @@ static int set_options(CURL *easy, const struct ws_http_request *r, struct recei
     CURLcode bad = 0;
 
     bad |= curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L); /* a resolver that hangs is not waited for */
-    bad |= curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, r->fresh ? 1L : 0L); /* then it never asks again */
-    bad |= curl_easy_setopt(easy, CURLOPT_FORBID_REUSE, r->fresh ? 1L : 0L);
-    bad |= curl_easy_setopt(easy, CURLOPT_MAXAGE_CONN, KEEP_S);
+    bad |= curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, r->once && !(r->body || r->n_bytes) ? 1L : 0L);
+    bad |= curl_easy_setopt(easy, CURLOPT_MAXAGE_CONN, r->once ? ONCE_S : KEEP_S);
     bad |= curl_easy_setopt(easy, CURLOPT_DNS_CACHE_TIMEOUT, KEEP_S);
     bad |= curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT,
                             r->stall_s ? (r->least_bytes_s ? (long)r->least_bytes_s : 1L) : 0L);
@@ -244,6 +248,7 @@ int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, s
         .n_body = r->bytes ? r->n_bytes
                   : text   ? strlen(text)
                            : 0,
+        .once = r->once,
         .signer = r->signer,
         .ca_file = r->ca_below ? NULL : r->ca_file,
         .connect_ms =

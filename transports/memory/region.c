@@ -18,7 +18,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define POPULATE_BYTES       (64UL << 20) /* at once: longer ones would hold the address space's lock for long */
+/* At once: the address space's lock is held that long, and a thread that maps memory (malloc does) waits for it, even
+ * where this one has a low priority and is seldom run. One call a huge page costs no more than one for many. */
+#define POPULATE_BYTES       WS_HUGE_BYTES
 #define MAX_POPULATE_THREADS 16
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23

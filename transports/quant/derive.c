@@ -16,6 +16,8 @@
 #define SHOWN        "%.160s"
 #define WEIGHT       ".weight"
 #define DIGEST_CHARS 64
+#define CONFIG_KEY   "quantization_config"
+#define KEY_CHARS    256 /* of a member of config.json, as in select.c */
 #define LM_HEAD      "lm_head"
 #define SOURCE_KEY   "wsync.source"
 
@@ -219,20 +221,43 @@ static size_t end_of_members(const char *config, size_t n, bool *empty)
     return n;
 }
 
+/* Where a member quantization_config is null, which is as good as none: how many bytes are in front of that word. 0: it is
+ * not there. */
+static size_t null_config(const char *config, size_t n)
+{
+    char key[KEY_CHARS];
+    struct ws_json j;
+    size_t at = 0;
+
+    ws_json_start(&j, config, n);
+    int rc = ws_json_enter(&j, '{', NULL);
+    while (rc == 0 && (rc = ws_json_member(&j, key, sizeof(key), NULL)) == 1) {
+        if (strcmp(key, CONFIG_KEY) == 0 && ws_json_is_null(&j))
+            at = j.at;
+        rc = ws_json_skip(&j, NULL);
+    }
+    return at;
+}
+
 /* The source's text stays, byte by byte: numbers written anew may look otherwise. */
 static int write_config(struct ws_derive *d, const char *config, size_t config_bytes, struct ws_error *err)
 {
     struct names v = {0};
-    bool empty;
-    const size_t n = end_of_members(config, config_bytes, &empty);
+    bool empty = false;
+    const size_t is_null = null_config(config, config_bytes),
+                 n = is_null ? is_null : end_of_members(config, config_bytes, &empty);
     FILE *f = open_memstream(&d->config, &d->config_bytes);
     int rc = f && add_untouched(d, &v) == 0 ? 0 : out_of_memory(err);
 
     if (rc == 0) {
         fwrite(config, 1, n, f);
-        fputs(empty ? "\n  \"quantization_config\": " : ",\n  \"quantization_config\": ", f);
+        if (!is_null)
+            fputs(empty ? "\n  \"" CONFIG_KEY "\": " : ",\n  \"" CONFIG_KEY "\": ", f);
         rc = ws_quantization_config_write(f, d->recipe, (const char *const *)v.ptr, v.len, err);
-        fputs("\n}\n", f);
+        if (is_null)
+            fwrite(config + n + strlen("null"), 1, config_bytes - n - strlen("null"), f);
+        else
+            fputs("\n}\n", f);
     }
     if (f && fclose(f) != 0 && rc == 0)
         rc = out_of_memory(err);
@@ -374,7 +399,7 @@ static int check_kind(const struct ws_derive_source *source, struct ws_error *er
                 "it is an adapter, and adapters have no quantised views: engines load them as "
                 "they are, also beside a quantised base");
     if (!source->config_bytes)
-        return ws_error_set(err, ENOENT,
+        return ws_error_set(err, EINVAL,
                             "it has no config.json, which says which layers a model has and how engines read "
                             "them: publish it with the weights");
     return 0;

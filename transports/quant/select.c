@@ -77,7 +77,9 @@ static int read_config(const char *config, size_t n, char model_type[FAMILY_CHAR
     ws_json_start(&j, config, n);
     rc = ws_json_enter(&j, '{', err);
     while (rc == 0 && (rc = ws_json_member(&j, key, sizeof(key), err)) == 1) {
-        if (strcmp(key, "quantization_config") == 0 || strcmp(key, "compression_config") == 0)
+        const bool is_quantised =
+            strcmp(key, "quantization_config") == 0 || strcmp(key, "compression_config") == 0;
+        if (is_quantised && !ws_json_is_null(&j))
             return ws_error_set(
                 err, EINVAL,
                 "config.json has a %s: this checkpoint is quantised already; recipes take one in "
