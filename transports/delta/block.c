@@ -188,6 +188,15 @@ size_t ws_delta_block_find(uint32_t *at, const unsigned char *a, const unsigned 
     return the_impl()->find(at, a, b, n, width, 0);
 }
 
+size_t ws_delta_block_find_changes(uint32_t *at, uint32_t *changes, const unsigned char *a,
+                                   const unsigned char *b, size_t n, unsigned width, uint32_t first)
+{
+    const size_t found = the_impl()->find(at, a, b, n, width, first), before = (size_t)first * width;
+    the_impl()->changes(changes, (const unsigned char *)((uintptr_t)a - before),
+                        (const unsigned char *)((uintptr_t)b - before), at, found, width);
+    return found;
+}
+
 static uint32_t find_changes(struct ws_delta_block_encoder *c, const unsigned char *a, const unsigned char *b,
                              size_t n, unsigned width)
 {

@@ -9,13 +9,16 @@ void ws_block_writer_init(struct ws_block_writer *s, unsigned char *dst, struct 
 {
     s->dst = dst;
     s->hasher = hasher;
+    s->compare = NULL;
     s->at = 0;
     s->staged = 0;
 }
 
 static void store(struct ws_block_writer *s, uint64_t at, const unsigned char *src, size_t n)
 {
-    if (!s->dst)
+    if (s->compare)
+        ws_copy_compare_put(s->compare, src, n);
+    else if (!s->dst)
         ws_hasher_add(s->hasher, src, n);
     else if (s->hasher)
         ws_hasher_copy(s->hasher, s->dst + at, src, n);
