@@ -223,7 +223,7 @@ void ws_publisher_compare_ran(struct wsync_publisher *p, uint64_t took_ns)
     const double seconds = (double)took_ns / 1e9;
     if (!c)
         return;
-    if (!c->ran) {
+    if (!c->ran || c->plan.n_lines + c->plan.n_whole == 0) {
         ws_pass_choice_record_copy(&c->choice, c->n_bytes, seconds);
         snprintf(c->how, sizeof(c->how), "copy");
         return;
