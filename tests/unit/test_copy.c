@@ -144,6 +144,148 @@ static void test_updates_mix(void **state)
     free(p);
 }
 
+/* From every place within a KiB and within what the state has in its buffer: of pieces that end anywhere the hash is the
+ * library's, whichever code went on with it. */
+static void test_updates_resume(void **state)
+{
+    static const size_t lengths[] = {0,   1,   63,  64,   255,  256,  257,  319,  320,
+                                     321, 384, 959, 1023, 1024, 1025, 1087, 1088, 2500};
+    const struct ws_copy_code *codes[3];
+    const size_t n_codes = all_codes(codes), most = 1300 + 2 * 2500 + 64;
+    unsigned char *p = random_bytes(most, 26), *to = random_bytes(most + 128, 27);
+
+    (void)state;
+    for (size_t before = 0; before < 1300; before += before < 130 ? 1 : 11)
+        for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+            const size_t n = lengths[i], shift = before % 3 ? before % 64 : (before + i * 7) % 64;
+            for (size_t c = 0; c < n_codes; c++) {
+                XXH3_state_t s;
+                XXH3_INITSTATE(&s);
+                XXH3_64bits_reset(&s);
+                XXH3_64bits_update(&s, p, before);
+                codes[c]->copy_update(&s, to + shift, p + before, n);
+                codes[c]->order();
+                assert_memory_equal(to + shift, p + before, n);
+                assert_int_equal(XXH3_64bits_digest(&s), XXH3_64bits(p, before + n));
+                codes[(c + 1) % n_codes]->copy_update(&s, to + shift + n, p + before + n, n + 1);
+                assert_int_equal(XXH3_64bits_digest(&s), XXH3_64bits(p, before + 2 * n + 1));
+                XXH3_64bits_update(&s, p, 300); /* the library goes on */
+                XXH3_state_t right;
+                XXH3_INITSTATE(&right);
+                XXH3_64bits_reset(&right);
+                XXH3_64bits_update(&right, p, before + 2 * n + 1);
+                XXH3_64bits_update(&right, p, 300);
+                assert_int_equal(XXH3_64bits_digest(&s), XXH3_64bits_digest(&right));
+            }
+        }
+    free(to);
+    free(p);
+}
+
+static const size_t source_bytes[] = {
+    [WS_F32_TO_BF16] = 4, [WS_F32_TO_F16] = 4,  [WS_BF16_TO_F32] = 2,
+    [WS_F16_TO_F32] = 2,  [WS_BF16_TO_F16] = 2, [WS_F16_TO_BF16] = 2,
+};
+
+/* Numbers of all sizes, some of them infinite or none. */
+static void odd_numbers(unsigned char *p, size_t n)
+{
+    for (size_t i = 0; i + 4 <= n; i += 4 * (1 + p[i] % 16)) {
+        static const uint32_t odd[] = {0x7f800000, 0xff800001, 0x7f7f8000, 0x7f7f7fff,
+                                       0x477ff000, 0x7fc1fc01, 0xff7fffff, 0x80000000,
+                                       0x00000001, 0xfc007c00, 0x7c01fe00, 0x477fefff};
+        memcpy(p + i, &odd[p[i + 1] % (sizeof(odd) / sizeof(odd[0]))], 4);
+    }
+}
+
+/* Bytes, overflows and hash are those of a conversion that is copied afterwards. */
+static void test_conversions(void **state)
+{
+    static const size_t lengths[] = {0, 1, 63, 64, 320, 384, 1024, 1088, 4096, 20001};
+    const struct ws_copy_code *codes[3];
+    const size_t n_codes = all_codes(codes), most = 40064;
+    unsigned char *p = random_bytes(2 * most, 28), *to = random_bytes(most + GUARD, 29),
+                  *right = random_bytes(most, 30);
+    size_t done = 0;
+
+    (void)state;
+    odd_numbers(p, 2 * most);
+    for (enum ws_conversion k = WS_F32_TO_BF16; k <= WS_F16_TO_BF16; k++)
+        for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
+            for (size_t before = 0; before < 1200; before += before < 400 ? 32 : 352)
+                for (size_t c = 0; c < n_codes; c++) {
+                    const size_t n = lengths[i], width = ws_conversion_dst_bytes(k);
+                    const unsigned char *src = p + before % 7;
+                    XXH3_state_t s, all;
+                    uint64_t overflows = 5;
+                    XXH3_INITSTATE(&s);
+                    XXH3_64bits_reset(&s);
+                    XXH3_64bits_update(&s, p, before);
+                    all = s;
+                    memset(to, FILL, n + GUARD);
+                    const size_t did = codes[c]->convert_update(&s, k, to, src, n, &overflows);
+                    codes[c]->order();
+                    assert_true(did <= n && did % WS_STRIPE_BYTES == 0);
+                    assert_int_equal(to[did], FILL);
+                    assert_int_equal(overflows, 5 + ws_convert(k, right, src, did / width));
+                    assert_memory_equal(to, right, did);
+                    XXH3_64bits_update(&all, right, did);
+                    assert_int_equal(XXH3_64bits_digest(&s), XXH3_64bits_digest(&all));
+                    XXH3_64bits_update(&s, p, 777);
+                    XXH3_64bits_update(&all, p, 777);
+                    assert_int_equal(XXH3_64bits_digest(&s), XXH3_64bits_digest(&all));
+                    assert_true(did == 0 || before % WS_STRIPE_BYTES == 0);
+                    done += did;
+                }
+    assert_true(n_codes == 1 || done > 0);
+    free(right);
+    free(to);
+    free(p);
+}
+
+/* Pieces of any length, from any element of a line on, converted and as they are. */
+static void test_hasher_converts(void **state)
+{
+    const size_t n = 1UL << 20;
+    unsigned char *p = random_bytes(2 * n + 64, 31), *to = random_bytes(n + 128, 32),
+                  *right = random_bytes(n + 128, 33);
+    struct ws_hasher *h = ws_hasher_new();
+    uint64_t seed = 34;
+
+    (void)state;
+    odd_numbers(p, 2 * n);
+    for (unsigned round = 0; round < 60; round++) {
+        const enum ws_conversion k = WS_F32_TO_BF16 + round % 15; /* with 1 added, too */
+        const size_t out = ws_conversion_dst_bytes(k), in = ws_conversion_src_bytes(k),
+                     begin = round % 4 ? out * (round % 32) : 0;
+        assert_true(k > WS_F16_TO_BF16 || in == source_bytes[k]);
+        ws_hasher_reset(h);
+        size_t at = 0;
+        for (size_t step; at < n - 64; at += step) {
+            uint64_t overflows = 0;
+            seed = seed * 6364136223846793005ULL + 1442695040888963407ULL;
+            step = (seed >> 33) % (seed >> 20 & 1 ? 40000 : 300) / out * out;
+            step = step < n - 64 - at ? step : (n - 64 - at) / out * out;
+            if (n - 64 - at < out)
+                break;
+            const unsigned char *src = p + at / out * in + round % 3;
+            if (seed >> 60 == 0) {
+                memcpy(right + begin + at, p + at, step);
+                ws_hasher_copy(h, to + begin + at, p + at, step);
+                continue;
+            }
+            overflows = ws_convert(k, right + begin + at, src, step / out);
+            assert_int_equal(ws_hasher_convert(h, k, to + begin + at, src, step / out), overflows);
+        }
+        assert_memory_equal(to + begin, right + begin, at);
+        assert_int_equal(ws_hasher_digest(h), XXH3_64bits(right + begin, at));
+    }
+    ws_hasher_free(h);
+    free(right);
+    free(to);
+    free(p);
+}
+
 static void test_copy_hash(void **state)
 {
     static const size_t sizes[] = {0,     1,     255,   256,   257,    16383,          16384,
@@ -406,6 +548,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_large),
         cmocka_unit_test(test_hash_is_the_librarys),
         cmocka_unit_test(test_updates_mix),
+        cmocka_unit_test(test_updates_resume),
+        cmocka_unit_test(test_conversions),
+        cmocka_unit_test(test_hasher_converts),
         cmocka_unit_test(test_copy_hash),
         cmocka_unit_test(test_hasher_grows),
         cmocka_unit_test(test_sums),

@@ -146,6 +146,15 @@ const unsigned char *ws_box_cursor_plain(const struct ws_box_cursor *c)
     return plain ? c->src + c->at : NULL;
 }
 
+const unsigned char *ws_box_cursor_unconverted(const struct ws_box_cursor *c)
+{
+    const struct ws_box_extents *r = c->extents;
+    const bool packed = r->conversion != WS_SAME_TYPE && r->extent_step == (int64_t)r->src_element_bytes;
+    if (!packed || c->at % r->element_bytes)
+        return NULL;
+    return c->src + c->at / r->element_bytes * r->src_element_bytes;
+}
+
 void ws_box_cursor_skip(struct ws_box_cursor *c, uint64_t n)
 {
     const struct ws_box_extents *r = c->extents;

@@ -58,6 +58,8 @@ void ws_box_cursor_seek(struct ws_box_cursor *c, const struct ws_box_extents *r,
 uint64_t ws_box_cursor_ready(const struct ws_box_cursor *c);
 /* Where these bytes lie contiguous in the source; NULL: they have to be gathered or converted. */
 const unsigned char *ws_box_cursor_plain(const struct ws_box_cursor *c);
+/* Where they lie contiguous in the source as elements of another type, and begin with an element. NULL: otherwise. */
+const unsigned char *ws_box_cursor_unconverted(const struct ws_box_cursor *c);
 /* Moves on by n <= ready. copy also stores these bytes, and returns how many elements that begin among them were
  * finite and became infinite. */
 void ws_box_cursor_skip(struct ws_box_cursor *c, uint64_t n);

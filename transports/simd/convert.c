@@ -72,6 +72,12 @@ size_t ws_conversion_src_bytes(enum ws_conversion c)
     return ws_dtype_bits(conversions[c].from) / 8;
 }
 
+size_t ws_conversion_dst_bytes(enum ws_conversion c)
+{
+    assert(c > WS_SAME_TYPE && c < WS_CONVERSION_COUNT);
+    return ws_dtype_bits(conversions[c].to) / 8;
+}
+
 /* f32 holds every bf16 and every f16, so the second step rounds the exact value. */
 static uint64_t via_f32(ws_convert_fn *widen, ws_convert_fn *narrow, void *dst, const void *src, size_t n)
 {

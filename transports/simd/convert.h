@@ -45,6 +45,7 @@ static inline int ws_conversion_is_plus_1(enum ws_conversion c)
     return c >= WS_F32_PLUS_1_TO_F32 && c < WS_CONVERSION_COUNT;
 }
 size_t ws_conversion_src_bytes(enum ws_conversion c); /* of an element; not of WS_SAME_TYPE */
+size_t ws_conversion_dst_bytes(enum ws_conversion c);
 /* n elements; no overlap. Returns how many finite ones became infinite. Not for WS_SAME_TYPE. */
 uint64_t ws_convert(enum ws_conversion c, void *dst, const void *src, size_t n);
 const char *ws_convert_code(void); /* "avx512", "avx2", "portable"; WSYNC_CONVERT=... overrides for tests */

@@ -1,10 +1,5 @@
 /* Conversions with AVX-512: built with its compiler flags, called only where the processor has it. */
 #if defined(__x86_64__) && !defined(WS_NO_VECTOR)
-#include <immintrin.h>
-
-#define LANES            16
-#define halves_of(words) ((halves)_mm512_cvtps_ph((__m512)(words), _MM_FROUND_TO_NEAREST_INT))
-#define words_of(halves) ((words)_mm512_cvtph_ps((__m256i)(halves)))
 #include "transports/simd/convert_loops.h"
 
 const struct ws_convert_code ws_convert_avx512 = {"avx512", f32_to_bf16, f32_to_f16, bf16_to_f32, f16_to_f32};

@@ -8,6 +8,7 @@
 #define XXH_STATIC_LINKING_ONLY /* the state as a plain value */
 #include <xxhash.h>
 
+#define STAGE_BYTES  4096UL       /* of converted elements */
 #define STREAM_BYTES (16UL << 10) /* shorter copies go through the cache: they are read again soon */
 
 const struct ws_copy_code *const ws_copy_codes[] = {
@@ -105,6 +106,38 @@ void ws_hasher_copy(struct ws_hasher *h, void *dst, const void *src, size_t n)
 {
     ws_hasher_copy_unordered(h, dst, src, n);
     ws_copy_order();
+}
+
+/* By way of the first-level cache. */
+static uint64_t convert_staged(struct ws_hasher *h, enum ws_conversion c, unsigned char *dst,
+                               const unsigned char *src, size_t n)
+{
+    unsigned char stage[STAGE_BYTES] __attribute__((aligned(64)));
+    const size_t in = ws_conversion_src_bytes(c), out = ws_conversion_dst_bytes(c), most = STAGE_BYTES / out;
+    uint64_t overflows = 0;
+    for (size_t part; n > 0; n -= part, src += part * in, dst += part * out) {
+        part = n < most ? n : most;
+        overflows += ws_convert(c, stage, src, part);
+        ws_hasher_copy_unordered(h, dst, stage, part * out);
+    }
+    return overflows;
+}
+
+uint64_t ws_hasher_convert(struct ws_hasher *h, enum ws_conversion c, void *dst, const void *src, size_t n)
+{
+    const size_t in = ws_conversion_src_bytes(c), out = ws_conversion_dst_bytes(c);
+    const size_t to_line = (size_t)(-(uintptr_t)dst % WS_STRIPE_BYTES) / out,
+                 head = n < to_line ? n : to_line;
+    unsigned char *to = dst;
+    const unsigned char *from = src;
+    assert((uintptr_t)dst % out == 0);
+    uint64_t overflows = convert_staged(h, c, to, from, head);
+    const size_t done = head + the_code()->convert_update(&h->state, c, to + head * out, from + head * in,
+                                                          (n - head) * out, &overflows) /
+                                   out;
+    overflows += convert_staged(h, c, to + done * out, from + done * in, n - done);
+    ws_copy_order();
+    return overflows;
 }
 
 void ws_hasher_add(struct ws_hasher *h, const void *p, size_t n)

@@ -3,6 +3,7 @@
  * Pure functions over memory, thread safe. Hashes are XXH3-64 (seed 0) of whole blocks. */
 #ifndef WS_TRANSPORTS_SIMD_COPY_H
 #define WS_TRANSPORTS_SIMD_COPY_H
+#include "transports/simd/convert.h"
 #include <stddef.h>
 #include <stdint.h>
 
@@ -32,6 +33,9 @@ void ws_hasher_copy(struct ws_hasher *h, void *dst, const void *src, size_t n);
 void ws_hasher_copy_unordered(struct ws_hasher *h, void *dst, const void *src, size_t n);
 /* ws_hasher_copy_unordered of n times WS_SUM_BYTES, and their sums, in one pass. dst: aligned to WS_STRIPE_BYTES. */
 void ws_hasher_copy_sums(struct ws_hasher *h, uint64_t *out, void *dst, const void *src, size_t n);
+/* The same as ws_convert of n elements to a buffer and ws_hasher_copy from there: returns the overflows. dst: aligned to its
+ * elements. */
+uint64_t ws_hasher_convert(struct ws_hasher *h, enum ws_conversion c, void *dst, const void *src, size_t n);
 void ws_hasher_add(struct ws_hasher *h, const void *p, size_t n); /* hashes, without a copy */
 uint64_t ws_hasher_digest(const struct ws_hasher *h);
 void ws_hasher_free(struct ws_hasher *h);

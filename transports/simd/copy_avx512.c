@@ -1,15 +1,8 @@
 /* Copies with AVX-512: built with its compiler flags, called only where the processor has it. */
 #if defined(__x86_64__) && !defined(WS_NO_VECTOR)
 #define XXH_VECTOR 3 /* XXH_AVX512 */
-#include <immintrin.h>
-
-static inline void stream_line(unsigned char *dst, const unsigned char *src)
-{
-    _mm512_stream_si512((void *)dst, _mm512_loadu_si512(src));
-}
-
 #include "transports/simd/copy_stream.h"
 
-const struct ws_copy_code ws_copy_avx512 = {"avx512", copy, hash, update,   copy_update,
-                                            order,    sums, join, copy_sums};
+const struct ws_copy_code ws_copy_avx512 = {"avx512", copy, hash, update,    copy_update,
+                                            order,    sums, join, copy_sums, convert_update};
 #endif

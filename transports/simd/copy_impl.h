@@ -1,6 +1,7 @@
 /* What each version of the copies provides; copy.c chooses one by the processor's features. */
 #ifndef WS_TRANSPORTS_SIMD_COPY_IMPL_H
 #define WS_TRANSPORTS_SIMD_COPY_IMPL_H
+#include "transports/simd/convert.h"
 #include <stddef.h>
 #include <stdint.h>
 
@@ -17,6 +18,11 @@ struct ws_copy_code {
     void (*join)(uint64_t *state, const uint64_t *sums, size_t n); /* ws_hash_join */
     /* copy_update and sums of n times WS_SUM_BYTES, dst being aligned to WS_STRIPE_BYTES. */
     void (*copy_sums)(void *state, uint64_t *out, void *dst, const void *src, size_t n);
+    /* copy_update of elements that are converted: n bytes of dst, which is aligned to WS_STRIPE_BYTES. Returns how many it
+     * has done, a multiple of WS_STRIPE_BYTES or 0, as it is not for every conversion, state and n. Adds the elements that
+     * overflowed to *overflows. */
+    size_t (*convert_update)(void *state, enum ws_conversion c, void *dst, const void *src, size_t n,
+                             uint64_t *overflows);
 };
 extern const struct ws_copy_code ws_copy_portable, ws_copy_avx2, ws_copy_avx512;
 extern const struct ws_copy_code *const ws_copy_codes[]; /* by enum ws_vector */

@@ -44,5 +44,17 @@ static void copy_sums(void *state, uint64_t *out, void *dst, const void *src, si
     }
 }
 
-const struct ws_copy_code ws_copy_portable = {"portable", copy, hash, update,   copy_update,
-                                              order,      sums, join, copy_sums};
+static size_t convert_update(void *state, enum ws_conversion c, void *dst, const void *src, size_t n,
+                             uint64_t *overflows)
+{
+    (void)state;
+    (void)c;
+    (void)dst;
+    (void)src;
+    (void)n;
+    (void)overflows;
+    return 0;
+}
+
+const struct ws_copy_code ws_copy_portable = {"portable", copy, hash, update,    copy_update,
+                                              order,      sums, join, copy_sums, convert_update};

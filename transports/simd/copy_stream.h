@@ -1,5 +1,4 @@
-/* The body of a vector version: included by copy_avx2.c and copy_avx512.c, which define XXH_VECTOR and
- * stream_line(dst, src), the non-temporal store of 64 bytes to an aligned address. Each is compiled with
+/* The body of a vector version: included by copy_avx2.c and copy_avx512.c, which define XXH_VECTOR. Each is compiled with
  * its own flags, so that loops and hash use that processor's widest registers.
  *
  * Prefetching a page ahead instead of 512 bytes: measured on Ice Lake, hashing then runs as fast as reading, and copying
@@ -7,8 +6,10 @@
  * prefetch beyond the source's end reads nothing that the program could see, and faults nowhere. */
 #define XXH_PREFETCH_DIST 4096
 #define XXH_INLINE_ALL    /* so that the hash is built with these flags too */
+#include "transports/simd/convert_stripe.h"
 #include "transports/simd/copy_impl.h"
 #include "transports/simd/copy_sums.h"
+#include "transports/simd/stripes.h"
 #include <immintrin.h>
 #include <string.h>
 #include <xxhash.h>
@@ -27,7 +28,7 @@ static inline size_t stream_lines(unsigned char *dst, const unsigned char *src, 
 {
     size_t at = 0;
     for (; at + LINE_BYTES <= n; at += LINE_BYTES)
-        stream_line(dst + at, src + at);
+        ws_stripe_stream(dst + at, ws_stripe_load(src + at));
     return at;
 }
 
@@ -44,6 +45,56 @@ static void order(void)
     _mm_sfence();
 }
 
+/* --- with the hash, whose lanes stay in registers --- */
+
+/* The source's next stripe, as it is or converted: c is a constant. The compiler moves no prefetch away from its stripe:
+ * together they would wait for each other, and for the stores (a quarter of the time of a conversion). */
+WS_STRIPES_INLINE ws_stripe stripe_of(const unsigned char **from, enum ws_conversion c, masks *overflows)
+{
+    const size_t n = c == WS_SAME_TYPE ? WS_STRIPE : ws_convert_source_bytes(c, WS_STRIPE);
+    const unsigned char *p = *from;
+    *from += n;
+    __asm__ volatile("" ::: "memory");
+    __builtin_prefetch(p + XXH_PREFETCH_DIST);
+    if (n > WS_STRIPE)
+        __builtin_prefetch(p + XXH_PREFETCH_DIST + WS_STRIPE);
+    return c == WS_SAME_TYPE ? ws_stripe_load(p) : ws_convert_stripe(p, c, overflows);
+}
+
+/* Stores n stripes, at least 5, to an aligned dst, and adds them to the state, whose hash is at a stripe's begin. */
+WS_STRIPES_INLINE uint64_t store_stripes(XXH3_state_t *s, unsigned char *to, const unsigned char *from,
+                                         size_t n, enum ws_conversion c)
+{
+    struct ws_lanes l = ws_lanes_resume(s);
+    masks overflows = {0};
+    ws_stripe stripe;
+    for (size_t left = n - 1; left > 0;) { /* the last one may be the last of all */
+        if (l.stripe == 0 && left >= WS_STRIPES_OF_KIB) {
+#pragma GCC unroll 16
+            for (size_t i = 0; i < WS_STRIPES_OF_KIB; i++) {
+                stripe = stripe_of(&from, c, &overflows);
+                l.lanes = ws_lanes_add(l.lanes, stripe, i);
+                ws_stripe_stream(to + i * WS_STRIPE, stripe);
+            }
+            l.lanes = ws_lanes_scramble(l.lanes);
+            to += WS_STRIPES_OF_KIB * WS_STRIPE;
+            left -= WS_STRIPES_OF_KIB;
+        } else {
+            stripe = stripe_of(&from, c, &overflows);
+            ws_lanes_next(&l, stripe);
+            ws_stripe_stream(to, stripe);
+            to += WS_STRIPE;
+            left--;
+        }
+    }
+    stripe = stripe_of(&from, c, &overflows);
+    ws_stripe_stream(to, stripe);
+    ws_lanes_pause(s, &l, stripe, n * WS_STRIPE);
+    return sum(overflows);
+}
+
+/* A block's stripes are the lines of its memory. Where they are not, as the hash began elsewhere, each piece is hashed,
+ * then stored while it is in the first-level cache. */
 static void copy_update(void *state, void *dst, const void *src, size_t n)
 {
     unsigned char *d = dst;
@@ -51,6 +102,11 @@ static void copy_update(void *state, void *dst, const void *src, size_t n)
     size_t at = to_line(dst, n);
     memcpy(d, s, at);
     (void)XXH3_64bits_update(state, s, at);
+    if (ws_lanes_can_resume(state, n - at)) {
+        const size_t stripes = (n - at) / WS_STRIPE;
+        (void)store_stripes(state, d + at, s + at, stripes, WS_SAME_TYPE);
+        at += stripes * WS_STRIPE;
+    }
     for (size_t piece; n - at >= LINE_BYTES; at += piece) {
         piece = n - at < PIECE_BYTES ? (n - at) & ~(size_t)(LINE_BYTES - 1) : PIECE_BYTES;
         (void)XXH3_64bits_update(state, s + at, piece);
@@ -58,6 +114,29 @@ static void copy_update(void *state, void *dst, const void *src, size_t n)
     }
     memcpy(d + at, s + at, n - at);
     (void)XXH3_64bits_update(state, s + at, n - at);
+}
+
+static size_t convert_update(void *state, enum ws_conversion c, void *dst, const void *src, size_t n,
+                             uint64_t *overflows)
+{
+    n -= n % WS_STRIPE;
+    if (!ws_lanes_can_resume(state, n))
+        return 0;
+    switch (c) {
+#define CASE(conversion)                                                                                     \
+    case conversion:                                                                                         \
+        *overflows += store_stripes(state, dst, src, n / WS_STRIPE, conversion);                             \
+        return n
+        CASE(WS_F32_TO_BF16);
+        CASE(WS_F32_TO_F16);
+        CASE(WS_BF16_TO_F32);
+        CASE(WS_F16_TO_F32);
+        CASE(WS_BF16_TO_F16);
+        CASE(WS_F16_TO_BF16);
+#undef CASE
+    default:
+        return 0;
+    }
 }
 
 /* --- with sums ---
@@ -109,7 +188,7 @@ static void copy_sums(void *state, uint64_t *out, void *dst, const void *src, si
     for (size_t kib = 0; kib < n; kib++, out += WS_SUM_WORDS) {
         uint64_t sum[WS_SUM_WORDS] __attribute__((aligned(64))) = {0};
         for (size_t i = 0; i < WS_SUM_BYTES / XXH_STRIPE_LEN; i++, from += LINE_BYTES, to += LINE_BYTES) {
-            stream_line(to, from);
+            ws_stripe_stream(to, ws_stripe_load(from));
             XXH3_accumulate_512(sum, from, XXH3_kSecret + i * XXH_SECRET_CONSUME_RATE);
             if (kib + i == 0) /* the last stripe is left, or some of it: it may be the last of all */
                 continue;

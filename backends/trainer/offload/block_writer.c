@@ -42,12 +42,23 @@ static size_t room(const struct ws_block_writer *s)
     return WS_BLOCK_WRITER_BYTES - (((uintptr_t)s->dst + s->at) & (LINE_BYTES - 1)) - s->staged;
 }
 
+/* Of the next n bytes those that are converted in the same pass as they are hashed and stored. */
+static size_t direct(const struct ws_block_writer *s, uint64_t to, const struct ws_box_cursor *c, uint64_t n)
+{
+    const size_t each = c->extents->element_bytes;
+    if (!s->dst || !s->hasher || n < DIRECT_BYTES || !ws_box_cursor_unconverted(c) ||
+        ((uintptr_t)s->dst + to) % each)
+        return 0;
+    return n - n % each;
+}
+
 uint64_t ws_block_writer_put(struct ws_block_writer *s, uint64_t tensor_begin, struct ws_box_cursor *c,
                              uint64_t n)
 {
     const unsigned char *plain = ws_box_cursor_plain(c);
     uint64_t to = tensor_begin + c->dst + c->at, overflows = 0;
-    if (to != s->at + s->staged || (plain && n >= DIRECT_BYTES)) {
+    const size_t convert = plain ? 0 : direct(s, to, c, n);
+    if (to != s->at + s->staged || (plain && n >= DIRECT_BYTES) || convert > 0) {
         ws_block_writer_flush(s);
         s->at = to;
     }
@@ -56,6 +67,13 @@ uint64_t ws_block_writer_put(struct ws_block_writer *s, uint64_t tensor_begin, s
         s->at = to + n;
         ws_box_cursor_skip(c, n);
         return 0;
+    }
+    if (convert > 0) {
+        overflows += ws_hasher_convert(s->hasher, c->extents->conversion, s->dst + to,
+                                       ws_box_cursor_unconverted(c), convert / c->extents->element_bytes);
+        ws_box_cursor_skip(c, convert);
+        s->at = to + convert;
+        n -= convert;
     }
     for (size_t part; n > 0; n -= part) {
         if (room(s) == 0)

@@ -1,6 +1,6 @@
 /* Block writer: puts pieces of a block into a slot's memory, and hashes them where they make up the whole
- * block. What is short, gathered or converted is staged in the first-level cache, so that memory only sees
- * long streaming stores. It belongs to one thread and lives on its stack. */
+ * block. What is short, gathered, or converted without a hash is staged in the first-level cache, so that memory
+ * only sees long streaming stores. It belongs to one thread and lives on its stack. */
 #ifndef WS_TRAINER_OFFLOAD_BLOCK_WRITER_H
 #define WS_TRAINER_OFFLOAD_BLOCK_WRITER_H
 #include "backends/trainer/offload/copy_compare.h"
