@@ -46,7 +46,7 @@ static size_t room(const struct ws_block_writer *s)
 static size_t direct(const struct ws_block_writer *s, uint64_t to, const struct ws_box_cursor *c, uint64_t n)
 {
     const size_t each = c->extents->element_bytes;
-    if (!s->dst || !s->hasher || n < DIRECT_BYTES || !ws_box_cursor_unconverted(c) ||
+    if (!s->dst || !s->hasher || s->compare || n < DIRECT_BYTES || !ws_box_cursor_unconverted(c) ||
         ((uintptr_t)s->dst + to) % each)
         return 0;
     return n - n % each;

@@ -1,6 +1,7 @@
 #include "backends/trainer/offload/copy_compare.h"
 #include "transports/base/vector.h"
 #include "transports/delta/block_impl.h"
+#include "transports/delta/compare_page.h"
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -104,16 +105,22 @@ static size_t find_cut(struct ws_copy_compare *c, size_t at, const unsigned char
     return more;
 }
 
+/* The block's next span, where the one before has ended. false: there is none. */
+static bool enter_span(struct ws_copy_compare *c, size_t at)
+{
+    if (at != span_end(c))
+        return true;
+    end_span(c);
+    return ws_delta_span_next(&c->span, &c->next_at, c->b.len, c->b.widths, c->b.offset);
+}
+
 /* The n bytes at `at`, of which some differ or none does. An element is compared when its last byte is there. */
 static void find_in_piece(struct ws_copy_compare *c, size_t at, const unsigned char *src, size_t n,
                           bool differs)
 {
     while (n > 0 && !c->gives_up) {
-        if (at == span_end(c)) {
-            end_span(c);
-            if (!ws_delta_span_next(&c->span, &c->next_at, c->b.len, c->b.widths, c->b.offset))
-                return;
-        }
+        if (!enter_span(c, at))
+            return;
         const size_t here = span_end(c) - at < n ? span_end(c) - at : n;
         const size_t cut = find_cut(c, at, src, here), whole = (here - cut) / c->span.width,
                      end = cut + whole * c->span.width;
@@ -139,6 +146,33 @@ static uint64_t put_part(struct ws_copy_compare *c, size_t at, const unsigned ch
     if (c->b.stale)
         memcpy(c->b.to + at, src, n);
     return (uint64_t)(memcmp(c->b.base + at, src, n) != 0) << at % WS_LINE_PAGE_BYTES / WS_LINE_BYTES;
+}
+
+/* A page that lies in a span of 2-byte elements, from one's beginning on, all in one pass. false: it is none, or cannot be
+ * done so, and nothing was done. */
+static bool put_page(struct ws_copy_compare *c, const unsigned char *src, size_t n)
+{
+    const size_t at = c->at, page = at / WS_LINE_PAGE_BYTES;
+    if (n != WS_LINE_PAGE_BYTES || c->gives_up || !enter_span(c, at) || c->span.width != 2 ||
+        (at - c->span.begin) % 2 || span_end(c) - at < n)
+        return false;
+    struct ws_compare_page p = {.hasher = c->b.hasher,
+                                .to = c->b.stale ? NULL : c->b.to + at,
+                                .src = src,
+                                .base = c->b.base + at,
+                                .first = (uint32_t)((at - c->span.begin) / 2),
+                                .at = c->places + c->n,
+                                .changes = c->changes + c->n};
+    if (!ws_compare_page(&p))
+        return false;
+    if (c->b.stale)
+        ws_lines_store(c->b.to + at, src, p.lines | c->b.stale[page]);
+    c->b.changed[page] = p.lines;
+    c->n += p.n;
+    c->at += n;
+    if (c->n > MAX_CHANGES)
+        give_up(c, -E2BIG);
+    return true;
 }
 
 /* n bytes within a page of lines. */
@@ -171,7 +205,8 @@ void ws_copy_compare_put(struct ws_copy_compare *c, const unsigned char *src, si
     for (size_t part; n > 0; src += part, n -= part) {
         const size_t room = WS_LINE_PAGE_BYTES - c->at % WS_LINE_PAGE_BYTES;
         part = n < room ? n : room;
-        put_in_page(c, src, part);
+        if (!put_page(c, src, part))
+            put_in_page(c, src, part);
     }
 }
 
