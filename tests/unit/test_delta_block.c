@@ -254,27 +254,123 @@ static size_t all_codes(const struct ws_delta_block_impl **codes)
     return n;
 }
 
+/* Numbers whose lengths are up to `most` bits, a few of them longer. */
+static void any_numbers(uint32_t *v, size_t n, unsigned most)
+{
+    for (size_t i = 0; i < n; i++)
+        v[i] = (uint32_t)(any() & (((uint64_t)1 << (any() % 9 ? any() % (most + 1) : any() % 33)) - 1));
+}
+
+static void assert_same_packing(const struct ws_delta_block_impl *c, const uint32_t *v, size_t n)
+{
+    const struct ws_delta_block_impl *p = &ws_delta_block_portable;
+    const size_t room = 4 * n + WS_DELTA_PAD_BYTES;
+    unsigned char *x = malloc(room + GUARD), *y = malloc(room + GUARD);
+    uint32_t *back = malloc((n + GUARD) * 4), lengths[2][33] = {{0}};
+    for (unsigned bits = 0; bits <= 32; bits++) {
+        const size_t bytes = (n * bits + 7) / 8;
+        memset(x, FILL, room + GUARD);
+        memset(y, FILL, room + GUARD);
+        p->pack(x, v, n, bits);
+        c->pack(y, v, n, bits);
+        assert_memory_equal(x, y, room + GUARD);                /* nothing behind them */
+        unsigned char *in = malloc(bytes + WS_DELTA_PAD_BYTES); /* where a sanitizer sees what is read */
+        memset(in, FILL, bytes + WS_DELTA_PAD_BYTES);
+        memcpy(in, x, bytes);
+        memset(back, FILL, (n + GUARD) * 4);
+        c->unpack(back, in, n, bits);
+        for (size_t i = 0; i < n; i++)
+            assert_int_equal(back[i], bits == 32 ? v[i] : v[i] & ((1U << bits) - 1));
+        for (size_t i = n; i < n + GUARD; i++)
+            assert_int_equal(back[i], FILL * 0x01010101U);
+        free(in);
+        unsigned char *long_x = malloc(10 * n + 1), *long_y = malloc(10 * n + 1);
+        const size_t len = p->patches(long_x, 10 * n, v, n, bits);
+        assert_true(len <= 10 * n);
+        for (size_t less = 0; less < 3; less++) { /* into just as much room, and less than that */
+            unsigned char *out = malloc(len + 1);
+            out[len] = FILL;
+            assert_int_equal(c->patches(out, len - (less < len ? less : len), v, n, bits),
+                             less && len ? SIZE_MAX : len);
+            assert_int_equal(out[len], FILL);
+            if (less == 0)
+                assert_memory_equal(out, long_x, len);
+            free(out);
+        }
+        free(long_x);
+        free(long_y);
+    }
+    for (size_t step = 1; step < 5; step++) {
+        p->lengths(lengths[0], v, n, step);
+        c->lengths(lengths[1], v, n, step);
+    }
+    assert_memory_equal(lengths[0], lengths[1], sizeof(lengths[0]));
+    free(x);
+    free(y);
+    free(back);
+}
+
+static void assert_same_places(const struct ws_delta_block_impl *c, const uint32_t *v, size_t n)
+{
+    uint32_t *x = malloc(n * 4 + 1), *y = malloc(n * 4 + 1);
+    memcpy(x, v, n * 4);
+    memcpy(y, v, n * 4);
+    const uint64_t end = ws_delta_block_portable.places(x, n);
+    assert_true(c->places(y, n) == end);
+    assert_memory_equal(x, y, n * 4);
+    if (end <= UINT32_MAX) { /* they ascend */
+        c->gaps(y, n);
+        assert_memory_equal(y, v, n * 4);
+    }
+    free(x);
+    free(y);
+}
+
+static void test_numbers(void **state)
+{
+    const struct ws_delta_block_impl *codes[3];
+    size_t n_codes = all_codes(codes);
+    (void)state;
+    for (size_t c = 0; c < n_codes; c++)
+        for (size_t n = 0; n < 700; n += n < 80 ? 1 : 61)
+            for (unsigned most = 0; most <= 32; most += 1 + (unsigned)(any() % 6)) {
+                uint32_t *v = malloc(n * 4 + 1);
+                any_numbers(v, n, most);
+                assert_same_packing(codes[c], v, n);
+                assert_same_places(codes[c], v, n);
+                for (size_t i = 0; i < n; i++) /* sums around 2^31 and 2^32 */
+                    v[i] = any() % 40 ? (uint32_t)(any() % 300) : (uint32_t)(any() >> (32 + any() % 8));
+                assert_same_places(codes[c], v, n);
+                free(v);
+            }
+}
+
 static void assert_same_loops(const struct ws_delta_block_impl *c, const unsigned char *a,
                               const unsigned char *b, size_t n, unsigned width)
 {
     const struct ws_delta_block_impl *p = &ws_delta_block_portable;
     size_t room = n + WS_DELTA_SLACK;
     uint32_t *x = calloc(room, 4), *y = calloc(room, 4), *dx = calloc(room, 4), *dy = calloc(room, 4);
-    unsigned char *px = calloc(4, room), *py = calloc(4, room);
     size_t found = p->find(x, a, b, n, width, 7);
     assert_int_equal(c->find(y, a, b, n, width, 7), found);
     assert_memory_equal(x, y, found * 4);
-    p->changes(dx, a - 7 * width, b - 7 * width, x, found, width);
-    c->changes(dy, a - 7 * width, b - 7 * width, x, found, width);
+    assert_int_equal(p->find_changes(x, dx, a, b, n, width), found);
+    assert_int_equal(c->find_changes(y, dy, a, b, n, width), found);
+    assert_memory_equal(x, y, found * 4);
     assert_memory_equal(dx, dy, found * 4);
-    for (unsigned bits = 0; bits <= 32; bits++) {
-        p->pack(px, dx, found, bits);
-        c->pack(py, dx, found, bits);
-        assert_memory_equal(px, py, (found * bits + 7) / 8);
-        c->unpack(y, px, found, bits);
-        for (size_t i = 0; i < found; i++)
-            assert_int_equal(y[i], bits == 32 ? dx[i] : dx[i] & ((1U << bits) - 1));
+    size_t right = 0;
+    for (size_t i = 0; i < n; i++) { /* by the head comment of block.h */
+        uint32_t old = 0, new = 0;
+        memcpy(&old, a + i * width, width);
+        memcpy(&new, b + i * width, width);
+        if (old == new)
+            continue;
+        int64_t d = (int64_t)(int32_t)((new - old) << (32 - 8 * width)) >> (32 - 8 * width);
+        assert_int_equal(x[right], i);
+        assert_int_equal(dx[right], d > 0 ? 2 * d - 1 : -2 * d - 2);
+        right++;
     }
+    assert_int_equal(right, found);
     memcpy(y, x, found * 4);
     c->gaps(y, found);
     uint64_t end = c->places(y, found);
@@ -282,8 +378,6 @@ static void assert_same_loops(const struct ws_delta_block_impl *c, const unsigne
     assert_true(end == (found ? x[found - 1] + 1ULL : 0));
     unsigned char *to = malloc(n * width + 1);
     memcpy(to, a, n * width);
-    for (size_t i = 0; i < found; i++)
-        x[i] -= 7;
     size_t half = c->apply(to, x, dx, found, width, (uint32_t)(n / 2));
     half += c->apply(to, x + half, dx + half, found - half, width, (uint32_t)n);
     assert_int_equal(half, found);
@@ -293,8 +387,6 @@ static void assert_same_loops(const struct ws_delta_block_impl *c, const unsigne
     free(y);
     free(dx);
     free(dy);
-    free(px);
-    free(py);
 }
 
 static void test_all_codes_agree(void **state)
@@ -307,7 +399,8 @@ static void test_all_codes_agree(void **state)
             for (size_t n = 0; n < 5000; n += n < 200 ? 1 : 977) {
                 unsigned shift = (unsigned)(any() % 5);
                 unsigned char *a = any_bytes(n * width + 8);
-                unsigned char *b = stepped(a, n * width + 8, 1, 0.03, 200);
+                unsigned char *b = stepped(a, n * width + 8, any() % 2 ? 1 : width,
+                                           (double[]){0.003, 0.03, 0.3, 1}[any() % 4], 1U << any() % 8);
                 assert_same_loops(codes[c], a + shift, b + shift, n, width);
                 free(a);
                 free(b);
@@ -491,6 +584,7 @@ int main(void)
         cmocka_unit_test(test_bit_patterns),
         cmocka_unit_test(test_chain),
         cmocka_unit_test(test_all_codes_agree),
+        cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_vector),
         cmocka_unit_test(test_nothing),
         cmocka_unit_test(test_damaged),

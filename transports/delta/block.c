@@ -13,7 +13,6 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "deltas are written in the machine's byte order");
 
 #define HEAD_BYTES  20
-#define TILE_BYTES  (32UL << 10) /* compared, then read again while it is in the first-level cache */
 #define CHUNK_BYTES (16UL << 10) /* patched, then hashed while it is there; of whole WS_SUM_BYTES */
 #define SAMPLE      4096         /* numbers that tell how many bits are best */
 #define LEAD_BYTES  8
@@ -50,15 +49,6 @@ static uint32_t get_u32(const unsigned char *p)
     uint32_t v;
     memcpy(&v, p, sizeof(v));
     return v;
-}
-
-static size_t put_varint(unsigned char *p, uint32_t v)
-{
-    size_t n = 0;
-    for (; v >= 128; v >>= 7)
-        p[n++] = (unsigned char)(v | 128);
-    p[n++] = (unsigned char)v;
-    return n;
 }
 
 /* false: the bytes end within it, or it has more than 32 bits. */
@@ -134,21 +124,11 @@ static void put_low(struct writer *w, const uint32_t *v, uint32_t n, unsigned bi
 
 static uint32_t put_patches(struct writer *w, const uint32_t *v, uint32_t n, unsigned bits)
 {
-    size_t before = w->at;
-    uint32_t next = 0;
-    for (uint32_t i = 0; bits < 32 && i < n; i++) {
-        if (v[i] >> bits == 0)
-            continue;
-        unsigned char both[10];
-        size_t len = put_varint(both, i - next);
-        len += put_varint(both + len, v[i] >> bits);
-        unsigned char *p = claim(w, len);
-        if (!p)
-            return 0;
-        memcpy(p, both, len);
-        next = i + 1;
-    }
-    return (uint32_t)(w->at - before);
+    if (w->at > w->room)
+        return 0;
+    const size_t len = the_impl()->patches(w->out + w->at, w->room - w->at, v, n, bits);
+    w->at = len == SIZE_MAX ? SIZE_MAX : w->at + len;
+    return (uint32_t)len;
 }
 
 static int get_patches(const unsigned char *p, const unsigned char *end, uint32_t *v, uint32_t n,
@@ -157,8 +137,14 @@ static int get_patches(const unsigned char *p, const unsigned char *end, uint32_
     uint64_t next = 0;
     while (p < end) {
         uint32_t skip, high;
-        if (!get_varint(&p, end, &skip) || !get_varint(&p, end, &high) || bits == 32 || high == 0 ||
-            next + skip >= n || (uint64_t)high << bits > UINT32_MAX)
+        if (end - p >= 2 && (p[0] | p[1]) < 128) { /* as they mostly are */
+            skip = p[0];
+            high = p[1];
+            p += 2;
+        } else if (!get_varint(&p, end, &skip) || !get_varint(&p, end, &high)) {
+            return -EBADMSG;
+        }
+        if (bits == 32 || high == 0 || next + skip >= n || (uint64_t)high << bits > UINT32_MAX)
             return -EBADMSG;
         v[next + skip] |= high << bits;
         next += skip + 1;
@@ -191,23 +177,10 @@ size_t ws_delta_block_find(uint32_t *at, const unsigned char *a, const unsigned 
 size_t ws_delta_block_find_changes(uint32_t *at, uint32_t *changes, const unsigned char *a,
                                    const unsigned char *b, size_t n, unsigned width, uint32_t first)
 {
-    const size_t found = the_impl()->find(at, a, b, n, width, first), before = (size_t)first * width;
-    the_impl()->changes(changes, (const unsigned char *)((uintptr_t)a - before),
-                        (const unsigned char *)((uintptr_t)b - before), at, found, width);
+    const size_t found = the_impl()->find_changes(at, changes, a, b, n, width);
+    for (size_t i = 0; i < found; i++)
+        at[i] += first;
     return found;
-}
-
-static uint32_t find_changes(struct ws_delta_block_encoder *c, const unsigned char *a, const unsigned char *b,
-                             size_t n, unsigned width)
-{
-    size_t found = 0, tile = TILE_BYTES / width;
-    for (size_t i = 0; i < n; i += tile) {
-        size_t len = n - i < tile ? n - i : tile;
-        size_t more = the_impl()->find(c->at + found, a + i * width, b + i * width, len, width, (uint32_t)i);
-        the_impl()->changes(c->changes + found, a, b, c->at + found, more, width);
-        found += more;
-    }
-    return (uint32_t)found;
 }
 
 static void put_segment(struct writer *w, const struct ws_delta_span_changes *f)
@@ -271,7 +244,8 @@ int ws_delta_block_encode(struct ws_delta_block_encoder *c, const unsigned char 
     assert(len <= WS_BLOCK_BYTES);
     *n_changed = 0;
     for (size_t at = 0; ws_delta_span_next(&f.span, &at, len, w, offset);) {
-        f.n = find_changes(c, a + f.span.begin, b + f.span.begin, f.span.n, f.span.width);
+        f.n = (uint32_t)the_impl()->find_changes(c->at, c->changes, a + f.span.begin, b + f.span.begin,
+                                                 f.span.n, f.span.width);
         *n_changed += f.n;
         put_segment(&to, &f);
     }

@@ -3,6 +3,7 @@
  * any address; changes are zigzag of (new - old) modulo 2^(8 width), less one, since no change is zero. */
 #ifndef WS_TRANSPORTS_DELTA_BLOCK_IMPL_H
 #define WS_TRANSPORTS_DELTA_BLOCK_IMPL_H
+#include "transports/delta/block.h" /* WS_DELTA_PAD_BYTES */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -13,9 +14,9 @@ struct ws_delta_block_impl {
     /* Stores first + i for each of the n elements i that differs, ascending; returns how many. */
     size_t (*find)(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n, unsigned width,
                    uint32_t first);
-    /* The change of each of the n elements at[]. */
-    void (*changes)(uint32_t *out, const unsigned char *a, const unsigned char *b, const uint32_t *at,
-                    size_t n, unsigned width);
+    /* The same from element 0 on, and each one's change. Both lists have the slack. */
+    size_t (*find_changes)(uint32_t *at, uint32_t *changes, const unsigned char *a, const unsigned char *b,
+                           size_t n, unsigned width);
     /* Places to gaps, in place: at[i] - at[i - 1] - 1. */
     void (*gaps)(uint32_t *at, size_t n);
     /* The other way round. Returns the last place + 1, which is over 2^32 when the gaps are wrong. */
@@ -26,6 +27,8 @@ struct ws_delta_block_impl {
      * WS_DELTA_PAD_BYTES bytes after them. */
     void (*pack)(unsigned char *out, const uint32_t *v, size_t n, unsigned bits);
     void (*unpack)(uint32_t *out, const unsigned char *in, size_t n, unsigned bits);
+    /* Writes the patches of the numbers that have more than `bits`; returns how many bytes, SIZE_MAX: more than room. */
+    size_t (*patches)(unsigned char *out, size_t room, const uint32_t *v, size_t n, unsigned bits);
     /* Adds changes to the elements at[] of p that lie before element `end`, which is at most the last place
      * + 1; returns how many of the n it has done. */
     size_t (*apply)(unsigned char *p, const uint32_t *at, const uint32_t *changes, size_t n, unsigned width,

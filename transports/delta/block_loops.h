@@ -1,29 +1,16 @@
 /* The body of each version of the delta's loops: included by block_portable.c, block_avx2.c and
  * block_avx512.c, each compiled with its own flags, which define
- *   differing_1, _2, _4(a, b)   64 elements compared: bit i is set where element i differs */
+ *   differing(a, b, width)      64 elements compared: bit i is set where element i differs
+ *   compared(z, a, b, width)    the same, and z[i] becomes the change of each that differs
+ *   longer, gaps, places, pack, unpack (block_packing_vector.h) */
+#include "transports/delta/block_emit.h"
 #include "transports/delta/block_impl.h"
 #include <string.h>
 
-#define AT_ONCE 64
+#define AT_ONCE WS_DELTA_AT_ONCE
 #define AHEAD   4096 /* bytes that are prefetched: a page ahead is enough to hide the memory's latency */
 #define AHEAD_N 32   /* changes that are prefetched when they are applied */
 
-static inline uint32_t load(const unsigned char *p, unsigned width)
-{
-    uint32_t v = 0;
-    if (width == 1)
-        return *p;
-    if (width == 2) {
-        uint16_t half;
-        memcpy(&half, p, sizeof(half));
-        return half;
-    }
-    memcpy(&v, p, sizeof(v));
-    return v;
-}
-
-/* Stores first + i for each bit i that is set, four at a time whether there are four or not, because a branch
- * on each bit would be guessed wrong too often (Lemire's way of reading bit sets). */
 static inline size_t spread(uint32_t *at, uint64_t mask, uint32_t first)
 {
     const size_t n = (size_t)__builtin_popcountll(mask);
@@ -36,129 +23,132 @@ static inline size_t spread(uint32_t *at, uint64_t mask, uint32_t first)
     return n;
 }
 
+/* The compiler moves none away from what is compared meanwhile. */
 static inline void prefetch(const unsigned char *p, size_t n)
 {
+    __asm__ volatile("" ::: "memory");
     for (size_t i = 0; i < n; i += 64)
         __builtin_prefetch(p + AHEAD + i);
 }
 
-#define FIND(width)                                                                                          \
-    static size_t find_##width(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n,       \
-                               uint32_t first)                                                               \
-    {                                                                                                        \
-        size_t found = 0, i = 0;                                                                             \
-        for (; i + AT_ONCE <= n; i += AT_ONCE) {                                                             \
-            prefetch(a + i * (width), AT_ONCE * (width));                                                    \
-            prefetch(b + i * (width), AT_ONCE * (width));                                                    \
-            found += spread(at + found, differing_##width(a + i * (width), b + i * (width)),                 \
-                            first + (uint32_t)i);                                                            \
-        }                                                                                                    \
-        for (; i < n; i++)                                                                                   \
-            if (memcmp(a + i * (width), b + i * (width), width) != 0)                                        \
-                at[found++] = first + (uint32_t)i;                                                           \
-        return found;                                                                                        \
+WS_DELTA_INLINE size_t find_of(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n,
+                               unsigned width, uint32_t first)
+{
+    size_t found = 0, i = 0;
+    for (; i + AT_ONCE <= n; i += AT_ONCE, a += AT_ONCE * width, b += AT_ONCE * width) {
+        prefetch(a, AT_ONCE * width);
+        prefetch(b, AT_ONCE * width);
+        found += spread(at + found, differing(a, b, width), first + (uint32_t)i);
     }
-
-FIND(1)
-FIND(2)
-FIND(4)
+    for (; i < n; i++, a += width, b += width)
+        if (memcmp(a, b, width) != 0)
+            at[found++] = first + (uint32_t)i;
+    return found;
+}
 
 static size_t find(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n, unsigned width,
                    uint32_t first)
 {
     if (width == 1)
-        return find_1(at, a, b, n, first);
-    return width == 2 ? find_2(at, a, b, n, first) : find_4(at, a, b, n, first);
+        return find_of(at, a, b, n, 1, first);
+    return width == 2 ? find_of(at, a, b, n, 2, first) : find_of(at, a, b, n, 4, first);
 }
 
-/* Zigzag: small changes of either sign become small numbers. */
-#define CHANGES(width, type)                                                                                 \
-    static void changes_##width(uint32_t *out, const unsigned char *a, const unsigned char *b,               \
-                                const uint32_t *at, size_t n)                                                \
-    {                                                                                                        \
-        const unsigned shift = 32 - 8 * (width);                                                             \
-        for (size_t i = 0; i < n; i++) {                                                                     \
-            uint32_t d =                                                                                     \
-                load(b + (size_t)at[i] * (width), width) - load(a + (size_t)at[i] * (width), width);         \
-            uint32_t sign = 0U - ((d << shift) >> 31);                                                       \
-            out[i] = (type)((d << 1) ^ sign) - 1U;                                                           \
-        }                                                                                                    \
+WS_DELTA_INLINE size_t find_changes_of(uint32_t *at, uint32_t *changes, const unsigned char *a,
+                                       const unsigned char *b, size_t n, unsigned width)
+{
+    unsigned char z[AT_ONCE * 4] __attribute__((aligned(64))) = {0};
+    size_t found = 0, i = 0;
+    for (; i + AT_ONCE <= n; i += AT_ONCE, a += AT_ONCE * width, b += AT_ONCE * width) {
+        prefetch(a, AT_ONCE * width);
+        prefetch(b, AT_ONCE * width);
+        found += ws_delta_emit(at + found, changes + found, compared(z, a, b, width), (uint32_t)i, z, width);
     }
+    for (; i < n; i++, a += width, b += width) {
+        if (memcmp(a, b, width) == 0)
+            continue;
+        at[found] = (uint32_t)i;
+        changes[found++] = ws_delta_change(a, b, width);
+    }
+    return found;
+}
 
-CHANGES(1, uint8_t)
-CHANGES(2, uint16_t)
-CHANGES(4, uint32_t)
-
-static void changes(uint32_t *out, const unsigned char *a, const unsigned char *b, const uint32_t *at,
-                    size_t n, unsigned width)
+static size_t find_changes(uint32_t *at, uint32_t *changes, const unsigned char *a, const unsigned char *b,
+                           size_t n, unsigned width)
 {
     if (width == 1)
-        changes_1(out, a, b, at, n);
-    else if (width == 2)
-        changes_2(out, a, b, at, n);
-    else
-        changes_4(out, a, b, at, n);
+        return find_changes_of(at, changes, a, b, n, 1);
+    return width == 2 ? find_changes_of(at, changes, a, b, n, 2) : find_changes_of(at, changes, a, b, n, 4);
 }
 
-static void gaps(uint32_t *at, size_t n)
+static inline unsigned length_of(uint32_t v)
 {
-    for (size_t i = n; i-- > 1;)
-        at[i] -= at[i - 1] + 1;
+    return v ? 32 - (unsigned)__builtin_clz(v) : 0;
 }
 
-static uint64_t places(uint32_t *v, size_t n)
-{
-    uint64_t end = 0;
-    for (size_t i = 0; i < n; i++) {
-        end += v[i];
-        v[i] = (uint32_t)end++;
-    }
-    return end;
-}
-
+/* In turns into two tables, as one number often has the length of the one before, whose count is not stored yet. */
 static void lengths(uint32_t n_of_length[33], const uint32_t *v, size_t n, size_t step)
 {
-    for (size_t i = 0; i < n; i += step)
-        n_of_length[v[i] ? 32 - __builtin_clz(v[i]) : 0]++;
+    uint32_t other[33] = {0};
+    size_t i = 0;
+    for (; i + step < n; i += 2 * step) {
+        n_of_length[length_of(v[i])]++;
+        other[length_of(v[i + step])]++;
+    }
+    if (i < n)
+        n_of_length[length_of(v[i])]++;
+    for (unsigned l = 0; l <= 32; l++)
+        n_of_length[l] += other[l];
 }
 
-static void pack(unsigned char *out, const uint32_t *v, size_t n, unsigned bits)
+/* --- patches --- */
+
+static inline size_t put_varint(unsigned char *p, uint32_t v)
 {
-    const uint64_t mask = ((uint64_t)1 << bits) - 1;
-    uint64_t held = 0;
-    unsigned n_held = 0;
-    if (bits == 8) {
-        for (size_t i = 0; i < n; i++)
-            out[i] = (unsigned char)v[i];
-        return;
+    size_t n = 0;
+    for (; v >= 128; v >>= 7)
+        p[n++] = (unsigned char)(v | 128);
+    p[n++] = (unsigned char)v;
+    return n;
+}
+
+/* Returns behind the patch; NULL: there is no room. */
+static inline unsigned char *put_patch(unsigned char *p, const unsigned char *end, uint32_t skip,
+                                       uint32_t high)
+{
+    unsigned char both[10];
+    if (__builtin_expect((skip | high) < 128 && end - p >= 2, 1)) {
+        p[0] = (unsigned char)skip;
+        p[1] = (unsigned char)high;
+        return p + 2;
     }
-    for (size_t i = 0; i < n; i++) {
-        held |= (v[i] & mask) << n_held;
-        n_held += bits;
-        if (n_held >= 32) {
-            const uint32_t word = (uint32_t)held;
-            memcpy(out, &word, sizeof(word));
-            out += sizeof(word);
-            held >>= 32;
-            n_held -= 32;
+    size_t n = put_varint(both, skip);
+    n += put_varint(both + n, high);
+    if ((size_t)(end - p) < n)
+        return NULL;
+    memcpy(p, both, n);
+    return p + n;
+}
+
+static size_t patches(unsigned char *out, size_t room, const uint32_t *v, size_t n, unsigned bits)
+{
+    const unsigned char *end = out + room;
+    unsigned char *p = out;
+    size_t next = 0;
+    for (size_t i = 0; bits < 32 && i < n && p; i += 64) {
+        uint64_t mask = 0;
+        if (n - i >= 64)
+            mask = longer(v + i, bits);
+        else
+            for (size_t k = 0; k < n - i; k++)
+                mask |= (uint64_t)(v[i + k] >> bits != 0) << k;
+        for (; mask && p; mask &= mask - 1) {
+            const size_t at = i + (size_t)__builtin_ctzll(mask);
+            p = put_patch(p, end, (uint32_t)(at - next), v[at] >> bits);
+            next = at + 1;
         }
     }
-    memcpy(out, &held, (n_held + 7) / 8);
-}
-
-static void unpack(uint32_t *out, const unsigned char *in, size_t n, unsigned bits)
-{
-    const uint64_t mask = ((uint64_t)1 << bits) - 1;
-    if (bits == 8) {
-        for (size_t i = 0; i < n; i++)
-            out[i] = in[i];
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        uint64_t word, bit = (uint64_t)i * bits;
-        memcpy(&word, in + bit / 8, sizeof(word));
-        out[i] = (uint32_t)(word >> bit % 8 & mask);
-    }
+    return p ? (size_t)(p - out) : SIZE_MAX;
 }
 
 /* Unsigned arithmetic: the sum wraps as the difference did. */
@@ -170,8 +160,8 @@ static void unpack(uint32_t *out, const unsigned char *in, size_t n, unsigned bi
         for (; i < n && at[i] < end; i++) {                                                                  \
             __builtin_prefetch(p + (size_t)at[i + AHEAD_N] * (width), 1);                                    \
             const uint32_t zigzag = v[i] + 1;                                                                \
-            const type new =                                                                                 \
-                (type)(load(p + (size_t)at[i] * (width), width) + ((zigzag >> 1) ^ (0U - (zigzag & 1))));    \
+            const type new = (type)(ws_delta_load(p + (size_t)at[i] * (width), width) +                      \
+                                    ((zigzag >> 1) ^ (0U - (zigzag & 1))));                                  \
             memcpy(p + (size_t)at[i] * (width), &new, width);                                                \
         }                                                                                                    \
         return i;                                                                                            \
@@ -191,5 +181,5 @@ static size_t apply(unsigned char *p, const uint32_t *at, const uint32_t *v, siz
 
 #define WS_DELTA_BLOCK_IMPL(name)                                                                            \
     {                                                                                                        \
-        name, find, changes, gaps, places, lengths, pack, unpack, apply                                      \
+        name, find, find_changes, gaps, places, lengths, pack, unpack, patches, apply                        \
     }

@@ -148,19 +148,20 @@ static uint64_t put_part(struct ws_copy_compare *c, size_t at, const unsigned ch
     return (uint64_t)(memcmp(c->b.base + at, src, n) != 0) << at % WS_LINE_PAGE_BYTES / WS_LINE_BYTES;
 }
 
-/* A page that lies in a span of 2-byte elements, from one's beginning on, all in one pass. false: it is none, or cannot be
+/* A page that lies in a span, from one's beginning on, all in one pass. false: it is none, or cannot be
  * done so, and nothing was done. */
 static bool put_page(struct ws_copy_compare *c, const unsigned char *src, size_t n)
 {
     const size_t at = c->at, page = at / WS_LINE_PAGE_BYTES;
-    if (n != WS_LINE_PAGE_BYTES || c->gives_up || !enter_span(c, at) || c->span.width != 2 ||
-        (at - c->span.begin) % 2 || span_end(c) - at < n)
+    if (n != WS_LINE_PAGE_BYTES || c->gives_up || !enter_span(c, at) ||
+        (at - c->span.begin) % c->span.width || span_end(c) - at < n)
         return false;
     struct ws_compare_page p = {.hasher = c->b.hasher,
                                 .to = c->b.stale ? NULL : c->b.to + at,
                                 .src = src,
                                 .base = c->b.base + at,
-                                .first = (uint32_t)((at - c->span.begin) / 2),
+                                .width = c->span.width,
+                                .first = (uint32_t)((at - c->span.begin) / c->span.width),
                                 .at = c->places + c->n,
                                 .changes = c->changes + c->n};
     if (!ws_compare_page(&p))
