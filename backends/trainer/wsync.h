@@ -176,6 +176,17 @@ typedef struct wsync_config {
      * 0). They are copied. */
     const wsync_sidecar *files;
     size_t n_files;
+    /* What matters more where parameters are in host memory: how long an offload holds the trainer up, or how soon after
+     * it mounts can have the version's delta.
+     *   "stall"    the offload copies. The agent compares the version with the one before afterwards
+     *   "latency"  the offload compares while it copies, and the delta is there when it returns. It takes longer by about
+     *              a third at usual changes, and the agent has nothing left to compare
+     *   NULL       or "auto": as "latency" where readers take deltas, at most a tenth of the elements changes in a step,
+     *              and the rates that were measured in this process say that it pays; else as "stall"
+     * Blocks of 4 MiB of a file that several ranks fill are copied in any case, and so is what wsync_put copies and what
+     * lies on GPUs (gpu_delta). The version before is mapped meanwhile, and a line map of a 512th of the model is kept
+     * for each of the last versions, at most four. */
+    const char *prefer;
 } wsync_config;
 
 typedef struct wsync_publisher wsync_publisher;
@@ -258,6 +269,9 @@ void wsync_close_version(wsync_version_files *v); /* NULL is fine */
  * ("3.4 GB by pinned copies in 61 ms, 55 GB/s; ..."). Empty: no parameter was on a GPU. Valid until the next
  * call. */
 const char *wsync_gpu_report(const wsync_publisher *pub);
+/* How this publisher's last offload went from host memory: "copy", or "pass, 280 blocks by lines, 8 whole, 1.50% changed"
+ * (wsync_config.prefer). Empty: none did, or prefer is "stall". Valid until the next call. */
+const char *wsync_offload_report(const wsync_publisher *pub);
 /* Takes back what is shared on GPUs (wsync_config.share): no other process can open it from now on. Waits
  * until every reader has closed it or ended; then the parameters may be changed, with "cuda_ipc" too.
  * -ETIMEDOUT: the error names the readers; it stays closed to others, and the caller may call again.

@@ -15,7 +15,9 @@
  *   offload VERSION   fills, offloads: "offloaded VERSION", or "error NUMBER SENTENCE"
  *   die AT VERSION    the same, and kills itself with SIGKILL when AT of 1000 bytes are copied
  *   wait VERSION      "published VERSION" or "error NUMBER SENTENCE"
- *   run -             "run NAME" */
+ *   run -             "run NAME"
+ *   how -             "how REPORT": how the last version was offloaded
+ * PREFER in the environment is wsync_config's. */
 #include "backends/trainer/wsync.h"
 #include <inttypes.h>
 #include <signal.h>
@@ -138,6 +140,8 @@ static void obey(char *line)
         fill(version + 1000003); /* the sources may change again at once */
     } else if (strcmp(word, "wait") == 0) {
         answer(wsync_wait_published(rank.publisher, version, DEFAULT_WAIT), "published", version);
+    } else if (strcmp(word, "how") == 0) {
+        printf("how %s\n", wsync_offload_report(rank.publisher));
     } else if (strcmp(word, "run") == 0) {
         printf("run %s\n", wsync_run(rank.publisher));
     } else {
@@ -161,6 +165,7 @@ int main(int argc, char **argv)
                            .world_size = (unsigned)strtoul(argv[4], NULL, 10),
                            .n_threads = 2,
                            .timeout_ms = DEFAULT_WAIT,
+                           .prefer = getenv("PREFER"),
                            .progress = progress};
     for (int i = 6; i < argc; i++) {
         config.new_run |= strcmp(argv[i], "new-run") == 0;

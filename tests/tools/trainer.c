@@ -3,14 +3,17 @@
  * adapter: LoRA of rank 8 of q_proj and v_proj of the tiny model, with the file $ADAPTER_CONFIG. With a rank it is one
  * of several, all with the same numbers: each has a flat range of the embedding and of each lora_A, rows of q, k, v,
  * gate, up and lora_B, columns of o and down, and all of the norms. It answers a failure with "failed ERRNO SENTENCE"
- * and goes on. SIDECARS, BASE and RUN in the environment are wsync_config's; UNEVEN: other ranges.
+ * and goes on. SIDECARS, BASE, RUN and PREFER in the environment are wsync_config's; UNEVEN: other ranges.
  * Reads commands, a line each, and answers each with a line:
  *   step SHARE        a SHARE of the elements, spread evenly, moves by one unit in the last place: "stepped N"
  *   mix SHARE         the same with steps like Adam's: two thirds by one unit, then fewer and fewer: "stepped N"
  *   offload VERSION   "offloaded VERSION BEGAN ENDED", in seconds of CLOCK_MONOTONIC; the elements may change
  *                     again
  *   wait VERSION      "published VERSION NOW"
- *   begin VERSION     "begun VERSION": and no more, as if the copy took long */
+ *   delta VERSION     "delta VERSION NOW": the delta to it is there
+ *   how VERSION       "how REPORT": how it was offloaded (wsync_offload_report)
+ *   begin VERSION     "begun VERSION": and no more, as if the copy took long
+ *   abandon VERSION   "abandoned VERSION": what was begun */
 #include "backends/trainer/wsync.h"
 #include <inttypes.h>
 #include <math.h>
@@ -215,6 +218,16 @@ static int obey(char *line)
         rc = wsync_wait_published(trainer.publisher, version, 60000);
         if (rc == 0)
             printf("published %" PRIu64 " %.6f\n", version, now());
+    } else if (strcmp(word, "delta") == 0) {
+        rc = wsync_wait_delta(trainer.publisher, version, 60000);
+        if (rc == 0)
+            printf("delta %" PRIu64 " %.6f\n", version, now());
+    } else if (strcmp(word, "how") == 0) {
+        printf("how %s\n", wsync_offload_report(trainer.publisher));
+    } else if (strcmp(word, "abandon") == 0) {
+        rc = wsync_abandon(trainer.publisher);
+        if (rc == 0)
+            printf("abandoned %" PRIu64 "\n", version);
     } else if (strcmp(word, "loaded") == 0) {
         rc = wsync_wait_loaded(trainer.publisher, version, "all", 60000);
         if (rc == 0)
@@ -268,6 +281,7 @@ int main(int argc, char **argv)
                            .run = getenv("RUN"),
                            .timeout_ms = trainer.world > 1 ? 20000 : 0,
                            .n_threads = 2,
+                           .prefer = getenv("PREFER"),
                            .files = &file,
                            .n_files = file.bytes > 0};
     if (wsync_publisher_open(&config, &trainer.publisher) < 0) {

@@ -174,6 +174,15 @@ size_t ws_delta_block_find(uint32_t *at, const unsigned char *a, const unsigned 
     return the_impl()->find(at, a, b, n, width, 0);
 }
 
+size_t ws_delta_block_find_changes(uint32_t *at, uint32_t *changes, const unsigned char *a,
+                                   const unsigned char *b, size_t n, unsigned width, uint32_t first)
+{
+    const size_t found = the_impl()->find_changes(at, changes, a, b, n, width);
+    for (size_t i = 0; i < found; i++)
+        at[i] += first;
+    return found;
+}
+
 static void put_segment(struct writer *w, const struct ws_delta_span_changes *f)
 {
     const uint32_t n = f->n;

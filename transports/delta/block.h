@@ -61,6 +61,10 @@ const char *ws_delta_block_impl_name(
 /* Which of the n elements of a and b differ, ascending; at has room for n + WS_DELTA_SLACK (block_impl.h). */
 size_t ws_delta_block_find(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n,
                            unsigned width);
+/* The same of elements [first, first + n) of a span, with their zigzagged changes less one, which have the same room. a and
+ * b point to element `first`. Returns how many; at counts from the span's beginning. */
+size_t ws_delta_block_find_changes(uint32_t *at, uint32_t *changes, const unsigned char *a,
+                                   const unsigned char *b, size_t n, unsigned width, uint32_t first);
 /* The delta from a to b, both len bytes (at most WS_BLOCK_BYTES) that lie at `offset` of a file with widths
  * w. out has room for len bytes. *out_bytes 0: they are equal. -E2BIG: the delta would not be shorter than
  * the block. *n_changed is set in all cases: elements. */

@@ -84,6 +84,11 @@ struct ws_hasher *ws_hasher_new(void)
     return h;
 }
 
+void *ws_hasher_state(struct ws_hasher *h)
+{
+    return &h->state;
+}
+
 void ws_hasher_reset(struct ws_hasher *h)
 {
     XXH3_INITSTATE(&h->state);

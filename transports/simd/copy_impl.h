@@ -24,6 +24,9 @@ struct ws_copy_code {
     size_t (*convert_update)(void *state, enum ws_conversion c, void *dst, const void *src, size_t n,
                              uint64_t *overflows);
 };
+/* The XXH3_state_t of a hasher, for a pass that goes on with it (stripes.h). */
+struct ws_hasher;
+void *ws_hasher_state(struct ws_hasher *h);
 extern const struct ws_copy_code ws_copy_portable, ws_copy_avx2, ws_copy_avx512;
 extern const struct ws_copy_code *const ws_copy_codes[]; /* by enum ws_vector */
 

@@ -29,6 +29,8 @@ static int get_status(struct ws_agent *a, json_t **reply)
             json_pack("{s:s,s:I,s:s,s:I,s:I,s:I,s:o}", "name", m->name, "newest", (json_int_t)m->newest,
                       "run", m->lineage, "ranks", (json_int_t)m->n_registered, "published",
                       (json_int_t)m->published, "abandoned", (json_int_t)m->abandoned, "slots", slots);
+        if (m->how[0])
+            json_object_set_new(one, "how", json_string(m->how));
         ws_features_model_status(a, m, one);
         json_array_append_new(models, one);
     }

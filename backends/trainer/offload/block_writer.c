@@ -9,13 +9,16 @@ void ws_block_writer_init(struct ws_block_writer *s, unsigned char *dst, struct 
 {
     s->dst = dst;
     s->hasher = hasher;
+    s->compare = NULL;
     s->at = 0;
     s->staged = 0;
 }
 
 static void store(struct ws_block_writer *s, uint64_t at, const unsigned char *src, size_t n)
 {
-    if (!s->dst)
+    if (s->compare)
+        ws_copy_compare_put(s->compare, src, n);
+    else if (!s->dst)
         ws_hasher_add(s->hasher, src, n);
     else if (s->hasher)
         ws_hasher_copy(s->hasher, s->dst + at, src, n);
@@ -43,7 +46,7 @@ static size_t room(const struct ws_block_writer *s)
 static size_t direct(const struct ws_block_writer *s, uint64_t to, const struct ws_box_cursor *c, uint64_t n)
 {
     const size_t each = c->extents->element_bytes;
-    if (!s->dst || !s->hasher || n < DIRECT_BYTES || !ws_box_cursor_unconverted(c) ||
+    if (!s->dst || !s->hasher || s->compare || n < DIRECT_BYTES || !ws_box_cursor_unconverted(c) ||
         ((uintptr_t)s->dst + to) % each)
         return 0;
     return n - n % each;

@@ -3,6 +3,7 @@
  * only sees long streaming stores. It belongs to one thread and lives on its stack. */
 #ifndef WS_TRAINER_OFFLOAD_BLOCK_WRITER_H
 #define WS_TRAINER_OFFLOAD_BLOCK_WRITER_H
+#include "backends/trainer/offload/copy_compare.h"
 #include "transports/simd/box.h"
 #include "transports/simd/copy.h"
 
@@ -11,7 +12,9 @@
 struct ws_block_writer {
     unsigned char *dst;       /* the file's memory; NULL: pieces are only hashed */
     struct ws_hasher *hasher; /* NULL: nothing is hashed; else pieces come in order and without gaps */
-    uint64_t at;              /* the place in the file that the staged bytes go to */
+    struct ws_copy_compare
+        *compare; /* set after init: pieces go through it, which has the same hasher; NULL: they do not */
+    uint64_t at;  /* the place in the file that the staged bytes go to */
     size_t staged;
     unsigned char stage[WS_BLOCK_WRITER_BYTES] __attribute__((aligned(64)));
 };

@@ -210,20 +210,19 @@ static void finish_block(const struct ws_copy_plan *p, struct ws_copy_job *j)
 }
 
 /* Without the memory for hashing in order, the block is still copied, and the agent hashes it. In a run that
- * only hashes it is left out. */
-static void run_block(void *arg, size_t i)
+ * only hashes it is left out. False: it has to be copied again, without comparing. */
+static bool copy_block(const struct ws_copy_plan *p, struct ws_copy_job *j, unsigned worker, bool compares)
 {
-    struct ws_copy_plan *p = arg;
-    struct ws_copy_job *j = &p->jobs.ptr[p->round + i];
     const struct ws_copy_span *s = &p->spans.ptr[j->first], *end = s + j->n;
     const bool in_order = j->whole && !j->has_placed;
-    if (j->done)
-        return;
+    bool right = true;
     struct ws_box_cursor *cursors =
         in_order && j->most_interleaved > 1 ? malloc(j->most_interleaved * sizeof(*cursors)) : NULL;
     struct ws_hasher *h = in_order && (cursors || j->most_interleaved == 1) ? ws_hasher_new() : NULL;
     struct ws_block_writer writer;
     ws_block_writer_init(&writer, p->run->data ? p->run->data[s->file] : NULL, h);
+    if (h && compares)
+        writer.compare = ws_copy_plan_compare_begin(p, j, h, worker);
     for (size_t n; s < end && (h || p->run->data); s += n) {
         n = h ? ws_copy_plan_interleaved(s, (size_t)(end - s)) : 1;
         if (n > 1)
@@ -237,8 +236,19 @@ static void run_block(void *arg, size_t i)
         j->hash = ws_hasher_digest(h);
     else if (j->has_placed && p->run->data)
         finish_block(p, j);
+    if (writer.compare)
+        right = ws_copy_plan_compare_end(p, j, writer.compare);
     ws_hasher_free(h);
     free(cursors);
+    return right;
+}
+
+static void run_block(void *arg, size_t i, unsigned worker)
+{
+    const struct ws_copy_plan *p = arg;
+    struct ws_copy_job *j = &p->jobs.ptr[p->round + i];
+    if (!j->done && !copy_block(p, j, worker, p->run->compare))
+        (void)copy_block(p, j, worker, false);
 }
 
 void ws_copy_plan_report_progress(const struct ws_copy_plan *p, size_t n_jobs)
@@ -252,7 +262,7 @@ void ws_copy_plan_run_jobs(struct ws_copy_plan *p, size_t first, size_t n, struc
 {
     size_t done_later = 0; /* done already */
     p->round = first;
-    ws_workers_run(workers, run_block, p, n);
+    ws_workers_run_indexed(workers, run_block, p, n);
     for (size_t i = first + n; p->run->progress && p->n_done > 0 && i < p->jobs.len; i++)
         done_later += p->jobs.ptr[i].done;
     ws_copy_plan_report_progress(p, first + n + done_later);

@@ -11,6 +11,7 @@
 #include "backends/trainer/offload/compare.h"
 #include "backends/trainer/offload/d2h.h"
 #include "backends/trainer/offload/history.h"
+#include "backends/trainer/offload/line_map.h"
 #include "backends/trainer/offload/shadow.h"
 #include "transports/base/vector.h"
 #include "transports/base/workers.h"
@@ -47,16 +48,37 @@ struct ws_copy_plan_delta {
 };
 void ws_copy_plan_scratch_free(struct ws_copy_plan_scratch *t); /* NULL is fine */
 
+/* A run from host memory that compares with the version before while it copies. Blocks are numbered through all files. */
+struct ws_copy_plan_compare {
+    const unsigned char *const *base; /* by file: its memory in that version; NULL: it is not compared */
+    struct ws_element_widths *const *widths; /* by file; NULL: it is not compared */
+    const size_t *first_block;               /* by file: the number of its first block */
+    struct ws_line_map *lines;               /* begun */
+    struct ws_history *history;              /* begun */
+    const uint64_t *base_hashes;             /* by block: of its bytes in that version, where base_hashed */
+    const bool *base_hashed;
+    struct ws_copy_plan_compare_scratch *scratch; /* of the run's workers */
+    unsigned check_every, check; /* of so many blocks one is read back, and another one for the next number */
+    /* added to: blocks that were written by lines and whole; changed elements; compared bytes; blocks that were read back,
+     * and had other bytes than the source */
+    atomic_size_t n_lines, n_whole;
+    _Atomic uint64_t changed, bytes;
+    atomic_size_t wrong;
+};
+struct ws_copy_plan_compare_scratch *ws_copy_plan_compare_new(unsigned n_workers); /* NULL: no memory */
+void ws_copy_plan_compare_free(struct ws_copy_plan_compare_scratch *t);            /* NULL is fine */
+
 /* What one run works on. Everything is borrowed while it lasts. */
 struct ws_copy_plan_run {
-    unsigned char *const *data;       /* by file: its memory; NULL: blocks are only hashed */
-    const void *const *sources;       /* by source: its first element */
-    struct ws_d2h *d2h;               /* begun; NULL: all sources are on the host */
-    const int *devices;               /* with d2h, by source: its device; -1: the host */
-    const bool *pinned;               /* with d2h, by file: is its memory pinned? */
-    struct ws_copy_plan_delta *delta; /* with d2h; NULL: everything is copied */
-    _Atomic uint64_t *overflows;      /* by source, added to; NULL: not counted */
-    struct ws_block_hashes *hashes;   /* of blocks that were filled whole, appended */
+    unsigned char *const *data;           /* by file: its memory; NULL: blocks are only hashed */
+    const void *const *sources;           /* by source: its first element */
+    struct ws_d2h *d2h;                   /* begun; NULL: all sources are on the host */
+    const int *devices;                   /* with d2h, by source: its device; -1: the host */
+    const bool *pinned;                   /* with d2h, by file: is its memory pinned? */
+    struct ws_copy_plan_delta *delta;     /* with d2h; NULL: everything is copied */
+    struct ws_copy_plan_compare *compare; /* without d2h, with data; NULL: nothing is compared */
+    _Atomic uint64_t *overflows;          /* by source, added to; NULL: not counted */
+    struct ws_block_hashes *hashes;       /* of blocks that were filled whole, appended */
     void (*progress)(void *arg, uint64_t done, uint64_t total); /* on the calling thread; may be NULL */
     void *progress_arg;
 };

@@ -1,6 +1,6 @@
 /* A copy plan's inside, shared by its files: copy_plan (compiling, running on the CPU), copy_plan_device
- * (spans whose sources are on GPUs), copy_plan_delta (blocks that have a shadow), copy_plan_hash (blocks that
- * are only hashed). */
+ * (spans whose sources are on GPUs), copy_plan_delta (blocks that have a shadow), copy_plan_compare (blocks
+ * that are compared while they are copied), copy_plan_hash (blocks that are only hashed). */
 #ifndef WS_TRAINER_OFFLOAD_COPY_PLAN_STATE_H
 #define WS_TRAINER_OFFLOAD_COPY_PLAN_STATE_H
 #include "backends/trainer/offload/copy_plan.h"
@@ -87,6 +87,12 @@ void ws_copy_plan_report_progress(const struct ws_copy_plan *p, size_t n_jobs);
 /* Of a run with a delta: the jobs whose blocks have a shadow. */
 WS_MUST_USE int ws_copy_plan_run_delta(struct ws_copy_plan *p, struct ws_workers *workers,
                                        struct ws_error *err);
+/* Of a run that compares. begin: the job's pieces are to be put into what it returns; NULL: the block is not compared.
+ * end: they were, and the job has its hash; false: the block has to be written again, whole. */
+struct ws_copy_compare *ws_copy_plan_compare_begin(const struct ws_copy_plan *p, const struct ws_copy_job *j,
+                                                   struct ws_hasher *h, unsigned worker);
+bool ws_copy_plan_compare_end(const struct ws_copy_plan *p, const struct ws_copy_job *j,
+                              struct ws_copy_compare *c);
 /* Of a run that only hashes: the jobs that a device can hash by itself. It leaves the others. */
 WS_MUST_USE int ws_copy_plan_run_hashes(struct ws_copy_plan *p, struct ws_error *err);
 /* All jobs, where some sources are on GPUs. */

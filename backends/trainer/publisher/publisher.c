@@ -42,6 +42,10 @@ static int check_config(const wsync_config *c, struct ws_error *err)
     if (c->audit < WSYNC_NO_AUDIT)
         return ws_error_set(err, EINVAL, "wsync_config.audit cannot be %d: it is every how many versions",
                             c->audit);
+    enum ws_prefer prefer;
+    if (ws_prefer_parse(c->prefer, &prefer) < 0)
+        return ws_error_set(err, EINVAL,
+                            "wsync_config.prefer cannot be '%.40s': it is auto, stall or latency", c->prefer);
     if (c->n_files > 0 && !c->files)
         return ws_error_set(err, EINVAL, "wsync_config.n_files is %zu, and there are no files", c->n_files);
     return 0;
@@ -79,6 +83,7 @@ int wsync_publisher_open(const wsync_config *config, wsync_publisher **out)
     p->interrupted = c->interrupted;
     p->interrupted_arg = c->interrupted_arg;
     p->gpu_delta = c->gpu_delta;
+    (void)ws_prefer_parse(c->prefer, &p->prefer);
     p->audit_every = c->audit;
     p->audit_warns = c->audit_warns;
     p->workers = ws_workers_new(n, 0);
@@ -124,6 +129,7 @@ int wsync_begin(wsync_publisher *p, uint64_t version)
     if (ws_publisher_is_on_demand(p))
         return ws_error_set(err, EOPNOTSUPP,
                             "with wsync_config.on_demand versions are offloaded: wsync_offload");
+    p->puts_all = false;
     return ws_version_step_begin(p, version, false, err);
 }
 
@@ -176,6 +182,7 @@ static int offer(struct wsync_publisher *p, const wsync_param *params, uint64_t 
 static int fill(struct wsync_publisher *p, const wsync_param *params, uint64_t version, struct ws_error *err)
 {
     struct ws_error ignored;
+    p->puts_all = true;
     int rc = ws_version_step_begin(p, version, false, err);
     if (rc == 0)
         rc = ws_publisher_put_all(p, params, err);
@@ -247,6 +254,11 @@ uint64_t wsync_overflows(const wsync_publisher *p, const char **first)
 const char *wsync_gpu_report(const wsync_publisher *p)
 {
     return p->gpu_report;
+}
+
+const char *wsync_offload_report(const wsync_publisher *p)
+{
+    return ws_publisher_compare_how(p);
 }
 
 static int request_wait(struct wsync_publisher *p, const char *what, uint64_t version, const char *mounts,

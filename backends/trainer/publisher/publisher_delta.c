@@ -1,5 +1,6 @@
 /* gpu_delta: the shadow and the history that a publisher keeps of its last versions, on the GPU and on the
  * host, from one registration to the next, and what it sends the agent of them. */
+#include "backends/trainer/publisher/file_widths.h"
 #include "backends/trainer/publisher/publisher_state.h"
 #include "transports/base/log.h"
 #include <assert.h>
@@ -33,9 +34,7 @@ void ws_publisher_delta_free(struct ws_publisher_delta *d)
     }
     ws_history_free(d->plan.history);
     ws_copy_plan_scratch_free(d->plan.scratch);
-    for (size_t i = 0; i < d->n_files; i++)
-        free(d->widths[i]);
-    free(d->widths);
+    ws_file_widths_free(d->widths, d->n_files);
     free(d);
 }
 
@@ -55,25 +54,6 @@ void ws_publisher_delta_begin(struct wsync_publisher *p, const json_t *reply)
     d->plan.slot =
         run ? ws_version_id_make((uint64_t)json_integer_value(json_object_get(holds, "version")), run)
             : (struct ws_version_id){0};
-}
-
-/* Elements as the agent sees them when it compares: by the header that it wrote into the slot. */
-static int read_widths(struct wsync_publisher *p, struct ws_publisher_delta *d, struct ws_error *err)
-{
-    for (size_t i = 0; i < p->n_files; i++) {
-        struct ws_safetensors *st = NULL;
-        uint64_t header;
-        if (d->widths[i] || !p->data[i] || p->file_sizes[i] < WS_BLOCK_BYTES)
-            continue;
-        if (ws_safetensors_header_bytes(p->data[i], p->file_sizes[i], &header, NULL) < 0 ||
-            ws_safetensors_parse(p->data[i], header, p->file_sizes[i], &st, NULL) < 0)
-            st = NULL; /* bytes, then */
-        d->widths[i] = ws_element_widths_new(st);
-        ws_safetensors_free(st);
-        if (!d->widths[i])
-            return ws_error_set(err, ENOMEM, "no memory for the widths of a file's elements");
-    }
-    return 0;
 }
 
 /* Each device that has parameters which this rank writes. */
@@ -149,7 +129,7 @@ int ws_publisher_delta_run(struct wsync_publisher *p, struct ws_copy_plan_delta 
         snprintf(d->why, sizeof(d->why), "it needs kernels: %.400s", why.text);
         return 0;
     }
-    rc = read_widths(p, d, err);
+    rc = ws_file_widths_read(d->widths, p->data, p->file_sizes, p->n_files, err);
     if (rc == 0) {
         d->ran = true;
         *out = &d->plan;

@@ -288,18 +288,22 @@ static int run_plan(struct wsync_publisher *p, struct ws_copy_plan *plan, const 
     struct ws_copy_plan_delta *delta = NULL;
     if (rc == 0 && on_device && all)
         rc = ws_publisher_delta_run(p, &delta, err);
+    struct ws_copy_plan_compare *compare = rc == 0 && !on_device && all ? ws_publisher_compare_run(p) : NULL;
     struct ws_copy_plan_run run = {.data = p->data,
                                    .sources = p->sources,
                                    .d2h = on_device ? p->d2h : NULL,
                                    .devices = p->devices,
                                    .pinned = p->file_is_pinned,
                                    .delta = delta,
+                                   .compare = compare,
                                    .overflows = p->overflows,
                                    .hashes = &p->hashes,
                                    .progress = all ? p->progress : NULL,
                                    .progress_arg = p->progress_arg};
     if (rc == 0)
         rc = ws_copy_plan_run(plan, &run, p->workers, err);
+    if (rc == 0 && !on_device && all)
+        ws_publisher_compare_ran(p, ws_clock_ns() - began);
     if (rc == 0 && on_device) {
         rc = ws_d2h_end(p->d2h, p->overflows, p->n_params, err);
         report(p, began);

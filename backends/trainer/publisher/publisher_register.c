@@ -15,6 +15,8 @@ void ws_publisher_forget(struct wsync_publisher *p)
     }
     ws_publisher_delta_free(p->delta);
     p->delta = NULL;
+    ws_publisher_compare_free(p->compare);
+    p->compare = NULL;
     free(p->params);
     free(p->by_name);
     free(p->base_places);

@@ -4,6 +4,7 @@
  *   publisher_register  what this rank holds, and where the agent placed it
  *   publisher_put       the copies
  *   publisher_delta     the shadow and history of gpu_delta
+ *   publisher_compare   offload and delta in one pass
  *   publisher_audit     the hashes of replicas
  *   publisher_call      a request to the agent
  *   share/              what is shared on GPUs
@@ -13,6 +14,7 @@
 #define WS_TRAINER_PUBLISHER_PUBLISHER_STATE_H
 #include "backends/trainer/offload/copy_plan.h"
 #include "backends/trainer/publisher/base_checkpoint.h"
+#include "backends/trainer/publisher/pass_choice.h"
 #include "backends/trainer/publisher/pinned_slots.h"
 #include "backends/trainer/tensor/piece.h"
 #include "backends/trainer/wsync.h"
@@ -33,6 +35,8 @@ struct ws_source_layout {
     enum ws_conversion conversion;
     int64_t strides[WS_MAX_DIMS]; /* of a box, in elements of the source */
 };
+
+#define WS_OFFLOAD_HOW 96
 
 struct wsync_publisher {
     int sock;  /* -1: the agent has ended, and the next registration connects anew */
@@ -82,13 +86,16 @@ struct wsync_publisher {
     struct ws_d2h *d2h;
     char gpu_report[WS_ERROR_TEXT];
     unsigned n_registrations;
-    unsigned n_connections;           /* opened so far, so the number of the present one */
-    struct ws_publisher_share *share; /* share/share.c; NULL: nothing is shared on GPUs */
-    bool gpu_delta;                   /* wsync_config.gpu_delta */
-    struct ws_publisher_delta *delta; /* of this registration; NULL: not yet */
-    char no_delta[WS_ERROR_TEXT / 2]; /* why its memory was freed permanently; empty: it was not */
-    int audit_every;                  /* wsync_config.audit */
-    bool audit_warns, audit_logged;   /* logged: that this agent does no audits */
+    unsigned n_connections;               /* opened so far, so the number of the present one */
+    struct ws_publisher_share *share;     /* share/share.c; NULL: nothing is shared on GPUs */
+    bool gpu_delta;                       /* wsync_config.gpu_delta */
+    struct ws_publisher_delta *delta;     /* of this registration; NULL: not yet */
+    char no_delta[WS_ERROR_TEXT / 2];     /* why its memory was freed permanently; empty: it was not */
+    enum ws_prefer prefer;                /* wsync_config.prefer */
+    bool puts_all;                        /* the version is an offload: all parameters are put at once */
+    struct ws_publisher_compare *compare; /* of this registration; NULL: not yet, or versions are copied */
+    int audit_every;                      /* wsync_config.audit */
+    bool audit_warns, audit_logged;       /* logged: that this agent does no audits */
 };
 
 /* POST /v1/local/{verb}; takes over body. fds: room for the reply's descriptors, or NULL; the caller owns
@@ -146,6 +153,26 @@ void ws_publisher_delta_commit(struct wsync_publisher *p);
 void ws_publisher_delta_give_up(struct wsync_publisher *p, const char *why);
 void ws_publisher_delta_describe(struct wsync_publisher *p, char *out, size_t bytes);
 void ws_publisher_delta_free(struct ws_publisher_delta *d); /* NULL is fine */
+
+/* publisher_compare.c: offload and delta in one pass.
+ *   request   what begin asks the agent for: "no", or the version before "made": if deltas are, "taken": if
+ *             readers take them, too
+ *   begin     after the agent has answered; takes over the version before's descriptors
+ *   run       for the plan that puts all parameters, from the host; NULL: it is copied
+ *   ran       that plan has run, in so long
+ *   end       nothing reads the version before any more
+ *   export    adds the list of changes to the body of commit; returns a descriptor that the caller owns, or -1
+ *   commit    after the version was committed
+ *   how       how the last version was offloaded */
+const char *ws_publisher_compare_request(struct wsync_publisher *p);
+void ws_publisher_compare_begin(struct wsync_publisher *p, const json_t *reply, const int *fds, size_t n);
+struct ws_copy_plan_compare *ws_publisher_compare_run(struct wsync_publisher *p);
+void ws_publisher_compare_ran(struct wsync_publisher *p, uint64_t took_ns);
+void ws_publisher_compare_end(struct wsync_publisher *p);
+int ws_publisher_compare_export(struct wsync_publisher *p, json_t *body, struct ws_error *err);
+void ws_publisher_compare_commit(struct wsync_publisher *p);
+const char *ws_publisher_compare_how(const struct wsync_publisher *p);
+void ws_publisher_compare_free(struct ws_publisher_compare *c); /* NULL is fine */
 
 /* publisher_put.c: copies into the begun version's memory.
  *   put_all    all registered parameters, and what put_fresh copies

@@ -16,9 +16,19 @@ void ws_version_step_end(struct wsync_publisher *p)
         ws_pinned_slots_finish_version(p->pinned);
     free(p->regions);
     p->regions = NULL;
+    ws_publisher_compare_end(p);
     ws_block_hashes_reset(&p->hashes);
     ws_publisher_audit_end(p);
     p->begun = false;
+}
+
+/* How many descriptors a version has. */
+static size_t n_descriptors(const struct wsync_publisher *p)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < p->n_files; i++)
+        n += p->file_sizes[i] > 0;
+    return n;
 }
 
 static int map_slot(struct wsync_publisher *p, uint64_t slot, int *fds, size_t n_fds, struct ws_error *err)
@@ -48,6 +58,7 @@ static int map_slot(struct wsync_publisher *p, uint64_t slot, int *fds, size_t n
 static int request_begin(struct wsync_publisher *p, uint64_t version, bool on_demand, json_t **reply,
                          int fds[WS_MAX_FDS_PER_CALL], size_t *n, struct ws_error *err)
 {
+    const char *compare = ws_publisher_compare_request(p);
     for (size_t before = SIZE_MAX;;) {
         json_t *kept = p->uses_pinned ? ws_pinned_slots_to_json(p->pinned) : json_array();
         const size_t n_kept = json_array_size(kept);
@@ -57,13 +68,13 @@ static int request_begin(struct wsync_publisher *p, uint64_t version, bool on_de
                                 p->agent);
         }
         before = n_kept;
-        int rc =
-            ws_publisher_call(p, "begin",
-                              json_pack("{s:I,s:s,s:b,s:I,s:b,s:o,s:b,s:i}", "version", (json_int_t)version,
-                                        "run", p->lineage, "demanded", (int)on_demand, "timeout_ms",
-                                        (json_int_t)p->timeout_ms, "keep", (int)p->uses_pinned, "kept", kept,
-                                        "changes", (int)(p->delta != NULL), "max_fds", WS_MAX_FDS_PER_CALL),
-                              reply, fds, WS_MAX_FDS_PER_CALL, n, err);
+        int rc = ws_publisher_call(
+            p, "begin",
+            json_pack("{s:I,s:s,s:b,s:I,s:b,s:o,s:b,s:s,s:i}", "version", (json_int_t)version, "run",
+                      p->lineage, "demanded", (int)on_demand, "timeout_ms", (json_int_t)p->timeout_ms, "keep",
+                      (int)p->uses_pinned, "kept", kept, "changes", (int)(p->delta != NULL), "compare",
+                      compare, "max_fds", WS_MAX_FDS_PER_CALL),
+            reply, fds, WS_MAX_FDS_PER_CALL, n, err);
         if (rc < 0 || !json_is_true(json_object_get(*reply, "again")))
             return rc;
         if (p->uses_pinned)
@@ -100,7 +111,9 @@ int ws_version_step_begin(struct wsync_publisher *p, uint64_t version, bool on_d
     p->version = version;
     /* An agent that tells no slots (0.1.0) does not tell one base from the next either. */
     p->fresh = json_is_true(json_object_get(reply, "fresh")) || !json_object_get(reply, "slot");
+    const size_t n_slot = n_descriptors(p), of_slot = n < n_slot ? n : n_slot;
     ws_publisher_delta_begin(p, reply);
+    ws_publisher_compare_begin(p, reply, fds + of_slot, n - of_slot);
     rc = ws_publisher_audit_begin(p, reply, err);
     const uint64_t slot = (uint64_t)json_integer_value(json_object_get(reply, "slot"));
     if (p->uses_pinned)
@@ -108,7 +121,7 @@ int ws_version_step_begin(struct wsync_publisher *p, uint64_t version, bool on_d
     json_decref(reply);
     memset(p->put, 0, p->n_params * sizeof(p->put[0]));
     memset((void *)p->overflows, 0, p->n_params * sizeof(p->overflows[0]));
-    const int mapped = map_slot(p, slot, fds, n, rc == 0 ? err : NULL);
+    const int mapped = map_slot(p, slot, fds, of_slot, rc == 0 ? err : NULL);
     rc = rc < 0 ? rc : mapped;
     if (rc < 0) {
         struct ws_error ignored;
@@ -142,7 +155,9 @@ int ws_version_step_commit(struct wsync_publisher *p, struct ws_error *err)
     json_t *body = hashes_json(p);
     if (body)
         ws_publisher_audit_report(p, body);
-    const int records = body ? ws_publisher_delta_export(p, body, err) : -1;
+    int records = body ? ws_publisher_delta_export(p, body, err) : -1;
+    if (body && records < 0)
+        records = ws_publisher_compare_export(p, body, err);
     ws_version_step_end(p); /* before the agent looks whether a process could still write */
     json_t *reply = NULL;
     int rc = ws_publisher_send(p, "commit", body, &records, records >= 0, &reply, err);
@@ -158,6 +173,7 @@ int ws_version_step_commit(struct wsync_publisher *p, struct ws_error *err)
     }
     if (rc == 0) {
         ws_publisher_delta_commit(p);
+        ws_publisher_compare_commit(p);
         ws_publisher_share_committed(p);
     }
     return rc;

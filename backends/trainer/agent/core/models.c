@@ -124,6 +124,7 @@ void ws_agent_model_publish(struct ws_agent *a, struct ws_agent_model *m)
     struct ws_agent_model *owner = m->slot_owner;
     s->fresh = false;
     s->content = ws_version_id_make(s->version, s->lineage);
+    memcpy(s->content_digest, s->manifest->digest, sizeof(s->content_digest));
     s->state = WS_SLOT_SERVED;
     ws_features_filled(a, m, s);
     if (!ws_features_written(a, m, s)) {

@@ -52,6 +52,7 @@ struct ws_slot {
     char base_id[WS_BASE_ID_CHARS + 1];  /* the base whose frozen tensors they hold, or are to hold */
     bool fresh;                          /* sidecars and frozen tensors are not written yet */
     struct ws_version_id content;        /* the version that they hold all of; no lineage: unknown */
+    char content_digest[33];             /* of content or, while they are written, of content_before */
     struct ws_version_id content_before; /* while they are written: what they held before */
     bool is_pinned;                      /* by a rank of libwsync 0.1.0, which cannot be asked to unmap it */
     size_t n_files;

@@ -81,6 +81,7 @@ struct ws_agent_model {
     /* the version on its way */
     struct ws_slot *writing; /* NULL: none */
     uint64_t writing_version;
+    char how[96]; /* how the rank that committed last copied what it wrote; empty: it did not say */
     unsigned n_begun, n_committed;
     unsigned n_ended;              /* ranks that have committed it and ended */
     struct ws_fleet fleet;         /* its mounts */

@@ -17,6 +17,8 @@
 #include <sys/queue.h>
 
 #define MIN_ROOM_BYTES (1UL << 30)
+#define TAKEN_VERSIONS                                                                                       \
+    8 /* a reader that took a delta of one of the last so many is expected to take the next one */
 
 /* One delta to be made. */
 struct job {
@@ -45,7 +47,8 @@ struct deltas {
     struct ws_delta_set set;
     unsigned level; /* of compression, that was asked of the next delta */
     uint64_t n_made, n_given_up;
-    unsigned warned; /* bits by enum given_up: what the log has said of the model */
+    uint64_t n_ended_taken; /* n_made and n_given_up together when a reader took one last; 0: none did */
+    unsigned warned;        /* bits by enum given_up: what the log has said of the model */
 };
 
 static struct encoder *encoder_of(const struct ws_agent *a)
@@ -106,6 +109,17 @@ bool ws_encoder_terms(const struct ws_agent *a, const struct ws_agent_model *m, 
     *level = (int)deltas_of(m)->level;
     *most_bytes = room < version_bytes / 2 ? room : version_bytes / 2;
     return encoder_of(a)->workers && m->has_published;
+}
+
+bool ws_encoder_is_on(const struct ws_agent *a, const struct ws_agent_model *m)
+{
+    return encoder_of(a)->workers && m->has_published;
+}
+
+bool ws_encoder_is_taken(const struct ws_agent_model *m)
+{
+    const struct deltas *d = deltas_of(m);
+    return d->n_ended_taken > 0 && d->n_made + d->n_given_up < d->n_ended_taken + TAKEN_VERSIONS;
 }
 
 /* Has the delta made that leads from the newest version to this one. What is compared already takes a moment only, and
@@ -373,8 +387,10 @@ int ws_encoder_delta(void *self, const char *model, uint64_t version, const char
         if (level > deltas_of(m)->level)
             deltas_of(m)->level = level;
     }
-    if (d)
+    if (d) {
         *out = ws_delta_get(d);
+        deltas_of(m)->n_ended_taken = deltas_of(m)->n_made + deltas_of(m)->n_given_up + 1;
+    }
     pthread_mutex_unlock(&a->lock);
     return d ? 0
              : ws_error_set(err, ENOENT, "there is no delta from %" PRIu64 " to %s/%" PRIu64 " here",

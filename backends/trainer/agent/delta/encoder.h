@@ -9,6 +9,9 @@ uint64_t ws_encoder_cache_limit(const struct ws_agent *a);
  * what readers asked; most_bytes: beyond, it is given up. Under lock. */
 bool ws_encoder_terms(const struct ws_agent *a, const struct ws_agent_model *m, uint64_t version_bytes,
                       int *level, uint64_t *most_bytes);
+/* Are deltas made of the model's versions? / Has a reader taken one in the last few versions? Under lock. */
+bool ws_encoder_is_on(const struct ws_agent *a, const struct ws_agent_model *m);
+bool ws_encoder_is_taken(const struct ws_agent_model *m);
 /* The deltas that lead to a version of this model: transports/delta/listing.h. New reference. Under lock. */
 json_t *ws_encoder_chain_json(const struct ws_agent_model *m, const struct ws_version_id *target);
 /* The catalog's deltas and delta; not under lock. */

@@ -264,6 +264,7 @@ static bool adopt(struct restoring *r, const char *model)
     snprintf(s->lineage, sizeof(s->lineage), "%s", r->manifest->lineage);
     s->content = ws_version_id_make(s->version, s->lineage);
     s->manifest = r->manifest;
+    memcpy(s->content_digest, s->manifest->digest, sizeof(s->content_digest));
     s->state = WS_SLOT_SERVED;
     m->slots[m->n_slots++] = s;
     if (!m->slot_owner)

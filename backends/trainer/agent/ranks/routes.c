@@ -8,22 +8,26 @@
  *              {api, run, epoch, part, files: [{name, bytes, header_bytes}..],
  *              places: [[file, begin, writes]..], base: [..], sidecars: [file..]}
  *
- *   begin      {version, run, keep, kept?, changes?, max_fds?}
+ *   begin      {version, run, keep, kept?, changes?, compare?, max_fds?}
  *     keep       the rank may keep what it maps
  *     kept       ids of the slots that it has mapped
  *     changes    where the slot holds a version, the rank will only write what changed
- *     replies    {fresh, holds, slot, slots, audit: [[param, first, n]..]}, and a writable descriptor for each
- *                file that is not empty
- *     holds      {version, run} that the slot holds all of; null: unknown
+ *     compare    the rank will compare with the version before, if it gets that: "made": where a delta is made, "taken":
+ *                where readers take deltas, too; else it does not
+ *     replies    {fresh, holds, base?, slot, slots, audit: [[param, first, n]..]}, and a writable descriptor for each
+ *                file that is not empty; then, with base, a read-only one for each of those files in the version before
+ *     holds      {version, run, digest} that the slot holds all of; null: unknown
+ *     base       {version, run, digest} of the version before, which has the same places
  *     slot       id of this slot's memory
  *     slots      ids of all slots that will be written again: the rank must unmap the others
  *     audit      chunks of its pieces that the rank is to hash (tensor/audit.h)
  *     or replies {again: true, slots}: memory is short, and the rank has other slots mapped. It unmaps them, and
  *                begins again
  *
- *   commit     {hashes: [[file, block, "hex"]..], audit?: [[param, chunk, "hex"]..],
+ *   commit     {hashes: [[file, block, "hex"]..], how?, audit?: [[param, chunk, "hex"]..],
  *              records?: [[file, block, offset, bytes, "hex"]..]}
  *     records    what changed in blocks, in the file of the descriptor that comes along (core/rank_deltas.h)
+ *     how        how the rank copied, for the status
  *     replies    {slots}. Where commit is refused the version is abandoned
  *
  *   abandon    {}
@@ -37,6 +41,7 @@
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/core/sessions.h"
 #include "backends/trainer/agent/core/slots.h"
+#include "backends/trainer/agent/delta/encoder.h"
 #include "backends/trainer/agent/gpu/share.h"
 #include "backends/trainer/agent/group/group.h"
 #include "transports/base/clock.h"
@@ -98,8 +103,10 @@ static int prepare(struct ws_agent *a, const struct ws_session *c, uint64_t vers
     return rc;
 }
 
-/* keep: the rank keeps them mapped when it has committed (publisher/pinned_slots.h). */
-static int open_all(const struct ws_slot *s, bool keep, int *fds, size_t max, size_t *n, struct ws_error *err)
+/* access: WRITE or COPY; with LEND the rank keeps them mapped when it has committed (publisher/pinned_slots.h). */
+#define LEND (-1)
+static int open_all(const struct ws_slot *s, int access, int *fds, size_t max, size_t *n,
+                    struct ws_error *err)
 {
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < s->n_files; i++) {
@@ -108,8 +115,8 @@ static int open_all(const struct ws_slot *s, bool keep, int *fds, size_t max, si
         if (*n == max)
             return ws_error_set(err, E2BIG,
                                 "a version of over %zu files cannot be published; use larger shards", max);
-        rc = keep ? ws_region_lend(s->regions[i], &fds[*n], err)
-                  : ws_region_open(s->regions[i], WS_REGION_WRITE, &fds[*n], err);
+        rc = access == LEND ? ws_region_lend(s->regions[i], &fds[*n], err)
+                            : ws_region_open(s->regions[i], (enum ws_region_access)access, &fds[*n], err);
         *n += rc == 0;
     }
     return rc;
@@ -196,8 +203,35 @@ static json_t *content_json(const struct ws_slot *s)
 {
     if (!s->content_before.lineage[0])
         return json_null();
-    return json_pack("{s:I,s:s}", "version", (json_int_t)s->content_before.version, "run",
-                     s->content_before.lineage);
+    return json_pack("{s:I,s:s,s:s}", "version", (json_int_t)s->content_before.version, "run",
+                     s->content_before.lineage, "digest", s->content_digest);
+}
+
+/* Adds the version before to the reply, if the rank asked for it, a delta from it will be made, and it fits in. The
+ * rank has it open until it commits: that keeps its memory from being written again (ws_region_idle), whatever becomes of
+ * the slot. */
+static void add_base(const struct ws_agent *a, const struct ws_agent_model *m, const json_t *body,
+                     const struct ws_rank_call *q, size_t max)
+{
+    const char *asked = json_string_value(json_object_get(body, "compare"));
+    const struct ws_agent_model *owner = m->slot_owner;
+    const bool made = asked && strcmp(asked, "made") == 0, taken = asked && strcmp(asked, "taken") == 0;
+    const struct ws_version_id newest = ws_version_id_make(owner->newest, owner->lineage);
+    if ((!made && !taken) || !ws_encoder_is_on(a, owner) || (taken && !ws_encoder_is_taken(owner)))
+        return;
+    struct ws_slot *s = ws_slots_find(owner, &newest);
+    const size_t before = *q->n_fds;
+    struct ws_error ignored;
+    if (!s || s == m->writing || !ws_slot_fits(s, ws_agent_model_local_placement(m)))
+        return;
+    if (open_all(s, WS_REGION_COPY, q->fds, max, q->n_fds, &ignored) < 0) {
+        while (*q->n_fds > before)
+            close(q->fds[--*q->n_fds]);
+        return;
+    }
+    json_object_set_new(*q->reply, "base",
+                        json_pack("{s:I,s:s,s:s}", "version", (json_int_t)s->version, "run", s->lineage,
+                                  "digest", s->manifest->digest));
 }
 
 static void set_mapped_slots(struct ws_agent *a, struct ws_session *c, json_t *kept)
@@ -293,7 +327,7 @@ static int do_begin(struct ws_rank_call *q, struct ws_error *err)
     if (rc == 0 && (!m->writing || m->writing->state != WS_SLOT_WRITING || m->writing_version != version))
         rc = ws_error_set(err, ECANCELED, "%s; the next version may be offloaded", m->why);
     if (rc == 0)
-        rc = open_all(m->writing, keep, q->fds, max, q->n_fds, err);
+        rc = open_all(m->writing, keep ? LEND : (int)WS_REGION_WRITE, q->fds, max, q->n_fds, err);
     if (rc == 0 && c->never_unmaps) {
         log_never_unmaps(c);
         m->writing->is_pinned = true;
@@ -305,6 +339,7 @@ static int do_begin(struct ws_rank_call *q, struct ws_error *err)
         *q->reply = json_pack("{s:b,s:o,s:o,s:I,s:o}", "fresh", (int)m->writing->fresh, "holds",
                               content_json(m->writing), "audit", ws_agent_audit_request(m, c), "slot",
                               (json_int_t)m->writing->id, "slots", ws_slots_reusable_ids(m));
+        add_base(a, m, body, q, max);
         if (keep && c->mapped_slots)
             retain_mapped_slots(a, c, json_object_get(*q->reply, "slots"), m->writing);
     }
@@ -378,6 +413,8 @@ static int do_commit(struct ws_rank_call *q, struct ws_error *err)
         records = NULL;
         c->writing = false;
         c->committed = m->writing;
+        const char *how = json_string_value(json_object_get(body, "how"));
+        snprintf(m->how, sizeof(m->how), "%s", how ? how : "");
         *q->reply = json_pack("{s:o}", "slots", ws_slots_reusable_ids(m));
         if (c->mapped_slots)
             retain_mapped_slots(a, c, json_object_get(*q->reply, "slots"), NULL);
