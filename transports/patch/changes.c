@@ -306,6 +306,20 @@ static void on_unit(void *arg, uint32_t byte, unsigned width, uint32_t change)
             add_byte(w, at + i);
 }
 
+#define AROUND MAX_ELEMENT_BYTES
+
+/* The bytes around a unit, so that all of each element that it is a part of is there. A copy of the block would cost more. */
+static void bring_unit(void *arg, uint32_t byte, unsigned width, uint32_t change)
+{
+    const struct walk *w = arg;
+    const size_t from = byte > AROUND ? byte - AROUND : 0;
+    size_t n = byte + width + AROUND - from;
+    (void)change;
+    if (n > w->len - from)
+        n = w->len - from;
+    memcpy(w->s->before + from, w->s->after + from, n);
+}
+
 static void undo_unit(void *arg, uint32_t byte, unsigned width, uint32_t change)
 {
     struct walk *w = arg;
@@ -317,7 +331,7 @@ static void undo_unit(void *arg, uint32_t byte, unsigned width, uint32_t change)
     memcpy(p, &v, width);
 }
 
-/* The block before the edit is made of the one after it. */
+/* The block before the edit is made of the one after it, where it changes, at both ends, and in the file's header. */
 static int edit_block(struct job *j, struct scratch *s, size_t file, uint64_t at, size_t len,
                       const struct ws_delta_record *r, struct ws_error *err)
 {
@@ -327,7 +341,12 @@ static int edit_block(struct job *j, struct scratch *s, size_t file, uint64_t at
                        : ws_error_set(err, EBADMSG, "the delta of a block cannot be unpacked");
     if (rc < 0)
         return rc;
-    memcpy(s->before, s->after, len);
+    const uint64_t header = j->target->folder->files[file].st->data_begin;
+    const uint64_t first = at + AROUND > header ? AROUND : header - at;
+    memcpy(s->before, s->after, first < len ? first : len);
+    if (len > AROUND)
+        memcpy(s->before + len - AROUND, s->after + len - AROUND, AROUND);
+    ws_delta_edit_each(s->edit, bring_unit, &w);
     ws_delta_edit_each(s->edit, undo_unit, &w);
     w.k = tensor_at(j, file, at);
     ws_delta_edit_each(s->edit, on_unit, &w);
