@@ -244,7 +244,7 @@ int ws_changes_open(struct ws_changes **out, const char *target, const char *bas
     if (rc == 0 && t.manifest) {
         rc = ws_recorded_read(&recorded, &t, base, base_manifest, err);
         has_records = rc == 0;
-        if (rc == -ENOENT || rc == -EOPNOTSUPP)
+        if (rc == -ENOENT)
             rc = 0;
     }
     if (rc == 0)
