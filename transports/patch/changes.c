@@ -62,10 +62,18 @@ struct scratch {
 
 struct job {
     struct ws_changes *c;
-    const struct ws_checkpoint *target, *base; /* base: NULL, or its folder is open */
-    struct tensor ***by_place;                 /* by file of the target's folder */
+    const struct ws_version_folder *target;
+    const char *base_path;
+    pthread_mutex_t base_lock;
+    struct ws_version_folder
+        base; /* guarded by base_lock until it is open: only where its bytes are needed */
+    int base_rc;
+    struct ws_error base_err;  /* likewise */
+    struct tensor ***by_place; /* by file of the target's folder */
     size_t *n_by_place;
     struct edges **edges; /* by file of the target's folder, and block */
+    unsigned char **
+        headers; /* by file of the target's folder: what the header was; NULL: it is the same. Guarded by base_lock */
     const struct ws_recorded *recorded;
     int *file_of; /* of the manifest's files: their numbers in the folder */
     struct scratch **scratch;
@@ -224,7 +232,6 @@ struct walk {
     size_t len, n;  /* n: elements of that tensor so far, in s->at */
     uint64_t first; /* of the tensor's that lie whole in the block */
     size_t whole;
-    bool is_header;
     int rc;
     struct ws_error *err;
 };
@@ -305,7 +312,6 @@ static void undo_unit(void *arg, uint32_t byte, unsigned width, uint32_t change)
     unsigned char *p = w->s->before + byte;
     const uint32_t z = change + 1, d = z % 2 ? 0U - (z / 2 + 1) : z / 2;
     uint32_t v = 0;
-    w->is_header = w->is_header || w->at + byte < w->j->target->folder->files[w->file].st->data_begin;
     memcpy(&v, p, width);
     v -= d;
     memcpy(p, &v, width);
@@ -323,8 +329,6 @@ static int edit_block(struct job *j, struct scratch *s, size_t file, uint64_t at
         return rc;
     memcpy(s->before, s->after, len);
     ws_delta_edit_each(s->edit, undo_unit, &w);
-    if (w.is_header)
-        atomic_store(&j->headers_differ, true);
     w.k = tensor_at(j, file, at);
     ws_delta_edit_each(s->edit, on_unit, &w);
     end_tensor(&w);
@@ -339,27 +343,85 @@ static void keep_edges(struct edges *e, const unsigned char *before, size_t len)
     memcpy(e->tail + MAX_ELEMENT_BYTES - n, before + len - n, n);
 }
 
+/* A mount may be unable to show the base's files any more, or would have to pull them. */
+static int open_base(struct job *j, struct ws_error *err)
+{
+    pthread_mutex_lock(&j->base_lock);
+    if (!j->base.folder && j->base_rc == 0) {
+        j->base_rc = ws_version_folder_open(&j->base, j->base_path, &j->base_err);
+        if (j->base_rc < 0)
+            ws_error_prefix(&j->base_err, "the base's bytes are needed to say what changed in %s",
+                            j->target->path);
+    }
+    const int rc = j->base_rc;
+    if (rc < 0)
+        *err = j->base_err;
+    pthread_mutex_unlock(&j->base_lock);
+    return rc;
+}
+
 /* The base's bytes of a block that came whole. Where the base has no such file, its tensors lie otherwise. */
 static int read_base_block(struct job *j, struct scratch *s, size_t file, uint64_t at, size_t len,
                            struct ws_error *err)
 {
     const struct ws_folder_file *f = &j->target->folder->files[file];
-    if (!j->base)
-        return ws_error_set(err, ENOENT,
-                            "the delta has blocks whole, and the base's folder is not there to compare them");
-    const int old = ws_checkpoint_file(j->base, f->name);
-    if (old < 0 || j->base->folder->files[old].size_bytes != f->size_bytes ||
-        !j->base->folder->files[old].st) {
+    const int rc = open_base(j, err);
+    if (rc < 0)
+        return rc;
+    const int old = ws_version_folder_file(&j->base, f->name);
+    if (old < 0 || j->base.folder->files[old].size_bytes != f->size_bytes || !j->base.folder->files[old].st) {
         atomic_store(&j->headers_differ, true);
         return 0;
     }
-    int rc = ws_checkpoint_read(j->base, (size_t)old, s->before, len, at, err);
-    if (rc == 0 && at < f->st->data_begin) {
-        const uint64_t n = f->st->data_begin - at < len ? f->st->data_begin - at : len;
-        if (memcmp(s->before, s->after, (size_t)n) != 0)
-            atomic_store(&j->headers_differ, true);
+    return ws_version_folder_read(&j->base, (size_t)old, s->before, len, at, err);
+}
+
+/* Keeps what a file's header was, where a block shows that it was another. */
+static int keep_header(struct job *j, const struct scratch *s, size_t file, uint64_t at, size_t len,
+                       struct ws_error *err)
+{
+    const uint64_t header = j->target->folder->files[file].st->data_begin;
+    const size_t n = at >= header ? 0 : header - at < len ? (size_t)(header - at) : len;
+    int rc = 0;
+    if (memcmp(s->before, s->after, n) == 0)
+        return 0;
+    pthread_mutex_lock(&j->base_lock);
+    if (!j->headers[file]) {
+        j->headers[file] = malloc(header);
+        rc = j->headers[file] ? ws_version_folder_read(j->target, file, j->headers[file], header, 0, err)
+                              : ws_error_set(err, ENOMEM, "no memory for a header");
     }
+    if (rc == 0)
+        memcpy(j->headers[file] + at, s->before, n);
+    pthread_mutex_unlock(&j->base_lock);
     return rc;
+}
+
+static bool lies_the_same(const struct ws_safetensors *a, const struct ws_safetensors *b)
+{
+    bool same = a->n_tensors == b->n_tensors;
+    for (size_t i = 0; i < a->n_tensors && same; i++) {
+        const struct ws_tensor *x = &a->tensors[i], *y = &b->tensors[i];
+        same = strcmp(x->name, y->name) == 0 && x->dtype == y->dtype && x->begin == y->begin &&
+               x->end == y->end && x->n_dims == y->n_dims &&
+               memcmp(x->shape, y->shape, x->n_dims * sizeof(x->shape[0])) == 0;
+    }
+    return same;
+}
+
+/* Headers that are others may still say the same of all tensors: metadata changes with each version of a view. */
+static void compare_headers(struct job *j)
+{
+    for (size_t i = 0; i < j->target->folder->n_files; i++) {
+        const struct ws_folder_file *f = &j->target->folder->files[i];
+        struct ws_safetensors *old = NULL;
+        if (!j->headers[i])
+            continue;
+        if (ws_safetensors_parse(j->headers[i], f->st->data_begin, f->size_bytes, &old, NULL) < 0 ||
+            !lies_the_same(old, f->st))
+            atomic_store(&j->headers_differ, true);
+        ws_safetensors_free(old);
+    }
 }
 
 static void do_record(void *arg, size_t i, unsigned worker)
@@ -375,12 +437,14 @@ static void do_record(void *arg, size_t i, unsigned worker)
         return;
     const size_t len = ws_manifest_block_bytes(f, r->block);
     const uint64_t at = (uint64_t)r->block * WS_BLOCK_BYTES;
-    int rc = ws_checkpoint_read(j->target, (size_t)file, s->after, len, at, &why);
+    int rc = ws_version_folder_read(j->target, (size_t)file, s->after, len, at, &why);
     if (rc == 0 && r->kind == WS_DELTA_EDIT)
         rc = edit_block(j, s, (size_t)file, at, len, r, &why);
     else if (rc == 0 && (rc = read_base_block(j, s, (size_t)file, at, len, &why)) == 0 &&
              !atomic_load(&j->headers_differ))
         rc = compare_block(j, s, (size_t)file, at, len, &why);
+    if (rc == 0 && !atomic_load(&j->headers_differ))
+        rc = keep_header(j, s, (size_t)file, at, len, &why);
     if (rc < 0)
         fail(j, rc, &why);
     else
@@ -399,7 +463,7 @@ static int add_straddler(struct job *j, struct tensor *t, uint64_t border, struc
     const uint32_t zero = 0;
     if (left == 0 || !(edges[-1].is_known || edges[0].is_known))
         return 0;
-    const int rc = ws_checkpoint_read(j->target, t->file, after, w, at, err);
+    const int rc = ws_version_folder_read(j->target, t->file, after, w, at, err);
     if (rc < 0)
         return rc;
     memcpy(before, after, w);
@@ -450,10 +514,10 @@ static void do_span(void *arg, size_t i, unsigned worker)
     if (atomic_load(&j->rc) || !(s = scratch_of(j, worker)))
         return;
     int rc =
-        ws_checkpoint_read(j->target, t->file, s->after, (size_t)p->n * w, t->begin + p->first * w, &why);
+        ws_version_folder_read(j->target, t->file, s->after, (size_t)p->n * w, t->begin + p->first * w, &why);
     if (rc == 0)
-        rc = ws_checkpoint_read(j->base, t->base_file, s->before, (size_t)p->n * w,
-                                t->base_begin + p->first * w, &why);
+        rc = ws_version_folder_read(&j->base, t->base_file, s->before, (size_t)p->n * w,
+                                    t->base_begin + p->first * w, &why);
     if (rc == 0)
         rc = add_piece(j, p->t, p->first, s->at, find(s->at, s->before, s->after, p->n, w), s->before,
                        s->after, &why);
@@ -463,8 +527,8 @@ static void do_span(void *arg, size_t i, unsigned worker)
 
 static int find_in_base(struct job *j, struct tensor *t)
 {
-    for (size_t i = 0; i < j->base->folder->n_files; i++) {
-        const struct ws_safetensors *st = j->base->folder->files[i].st;
+    for (size_t i = 0; i < j->base.folder->n_files; i++) {
+        const struct ws_safetensors *st = j->base.folder->files[i].st;
         const struct ws_tensor *old = st ? ws_safetensors_find(st, t->out.name) : NULL;
         if (!old)
             continue;
@@ -477,7 +541,7 @@ static int find_in_base(struct job *j, struct tensor *t)
 
 static int check_layout(struct job *j, struct ws_error *err)
 {
-    const struct ws_folder *sides[2] = {j->target->folder, j->base->folder};
+    const struct ws_folder *sides[2] = {j->target->folder, j->base.folder};
     struct ws_safetensors **list[2] = {NULL, NULL};
     size_t n[2] = {0, 0};
     char *report = NULL;
@@ -492,10 +556,10 @@ static int check_layout(struct job *j, struct ws_error *err)
     if (rc == 0)
         rc = ws_layout_compare(list[0], n[0], list[1], n[1], &report);
     if (rc == -EPROTO)
-        ws_error_set(err, EPROTO, "%s has other tensors than %s: %s", j->target->path, j->base->path,
+        ws_error_set(err, EPROTO, "%s has other tensors than %s: %s", j->target->path, j->base.path,
                      report ? report : "");
     else if (rc < 0)
-        ws_error_set(err, -rc, "no memory to compare %s with %s", j->target->path, j->base->path);
+        ws_error_set(err, -rc, "no memory to compare %s with %s", j->target->path, j->base.path);
     free(report);
     free(list[0]);
     free(list[1]);
@@ -510,11 +574,11 @@ static int make_spans(struct job *j, struct spans *out, struct ws_error *err)
         const uint64_t most = WS_BLOCK_BYTES / t->out.element_bytes;
         rc = find_in_base(j, t);
         if (rc < 0)
-            ws_error_set(err, -rc, "%s is not in %s", t->out.name, j->base->path);
+            ws_error_set(err, -rc, "%s is not in %s", t->out.name, j->base.path);
         for (uint64_t e = 0; rc == 0 && e < t->out.elements; e += most) {
             const uint64_t n = t->out.elements - e < most ? t->out.elements - e : most;
             if ((rc = spans_append(out, (struct span){t, e, (uint32_t)n})) < 0)
-                ws_error_set(err, ENOMEM, "no memory to compare %s with %s", j->target->path, j->base->path);
+                ws_error_set(err, ENOMEM, "no memory to compare %s with %s", j->target->path, j->base.path);
         }
     }
     return rc;
@@ -523,10 +587,12 @@ static int make_spans(struct job *j, struct spans *out, struct ws_error *err)
 static int compare(struct job *j, struct ws_workers *workers, struct ws_error *err)
 {
     struct comparing k = {.j = j};
-    if (!j->base)
-        return ws_error_set(err, ENOENT, "the base's folder is not there to compare %s with",
-                            j->target->path);
-    int rc = make_spans(j, &k.spans, err);
+    struct ws_error why;
+    int rc = open_base(j, &why);
+    if (rc < 0 && err)
+        *err = why;
+    if (rc == 0)
+        rc = make_spans(j, &k.spans, err);
     if (rc == 0)
         ws_workers_run_indexed(workers, do_span, &k, k.spans.len);
     spans_reset(&k.spans);
@@ -652,7 +718,8 @@ static bool place_tensors(struct job *j)
     j->by_place = calloc(n_files + 1, sizeof(*j->by_place));
     j->n_by_place = calloc(n_files + 1, sizeof(*j->n_by_place));
     j->edges = calloc(n_files + 1, sizeof(*j->edges));
-    bool ok = j->by_place && j->n_by_place && j->edges;
+    j->headers = calloc(n_files + 1, sizeof(*j->headers));
+    bool ok = j->by_place && j->n_by_place && j->edges && j->headers;
     for (size_t i = 0; ok && i < n_files; i++) {
         const struct ws_folder_file *f = &j->target->folder->files[i];
         j->by_place[i] = calloc((f->st ? f->st->n_tensors : 0) + 1, sizeof(struct tensor *));
@@ -674,7 +741,7 @@ static bool number_files(struct job *j)
     const struct ws_manifest *m = j->target->manifest;
     j->file_of = calloc(m->n_files + 1, sizeof(*j->file_of));
     for (size_t i = 0; j->file_of && i < m->n_files; i++)
-        j->file_of[i] = ws_checkpoint_file(j->target, m->files[i].name);
+        j->file_of[i] = ws_version_folder_file(j->target, m->files[i].name);
     return j->file_of;
 }
 
@@ -685,6 +752,8 @@ static void free_job(struct job *j, unsigned n_workers)
             free(j->by_place[i]);
         if (j->edges)
             free(j->edges[i]);
+        if (j->headers)
+            free(j->headers[i]);
     }
     for (unsigned i = 0; j->scratch && i < n_workers; i++)
         if (j->scratch[i]) {
@@ -695,7 +764,10 @@ static void free_job(struct job *j, unsigned n_workers)
     free(j->by_place);
     free(j->n_by_place);
     free(j->edges);
+    free(j->headers);
     free(j->file_of);
+    ws_version_folder_close(&j->base);
+    pthread_mutex_destroy(&j->base_lock);
     pthread_mutex_destroy(&j->lock);
 }
 
@@ -722,6 +794,8 @@ static int collect(struct job *j, struct ws_workers *workers, struct ws_error *e
         return result_of(j, compare(j, workers, err), err);
     ws_workers_run_indexed(workers, do_record, j, j->recorded->n);
     rc = result_of(j, 0, err);
+    if (rc == 0)
+        compare_headers(j);
     if (rc == 0 && !atomic_load(&j->headers_differ)) {
         j->c->recorded = true;
         return add_straddlers(j, err);
@@ -732,12 +806,13 @@ static int collect(struct job *j, struct ws_workers *workers, struct ws_error *e
     return result_of(j, compare(j, workers, err), err);
 }
 
-static int make(struct ws_changes *c, const struct ws_checkpoint *target, const struct ws_checkpoint *base,
+static int make(struct ws_changes *c, const struct ws_version_folder *target, const char *base,
                 const struct ws_recorded *recorded, unsigned threads, struct ws_error *err)
 {
     struct ws_workers *workers = ws_workers_new(threads ? threads : ws_cpu_cores(MAX_THREADS), 0);
-    struct job j = {.c = c, .target = target, .base = base, .recorded = recorded};
+    struct job j = {.c = c, .target = target, .base_path = base, .recorded = recorded};
     pthread_mutex_init(&j.lock, NULL);
+    pthread_mutex_init(&j.base_lock, NULL);
     int rc = list_tensors(c, target->folder, err);
     const unsigned n_workers = workers ? ws_workers_count(workers) : 0;
     j.most = c->elements / DENSE > FEW ? c->elements / DENSE : FEW;
@@ -755,37 +830,30 @@ static int make(struct ws_changes *c, const struct ws_checkpoint *target, const 
 
 /* --- opening --- */
 
-/* The base's folder may be gone, where a delta does without it. */
-static int open_base(struct ws_checkpoint *base, bool *is_there, const char *path,
-                     const struct ws_checkpoint *target, struct ws_error *err)
-{
-    int rc = ws_checkpoint_open(base, path, err);
-    *is_there = rc == 0;
-    return rc == -ENOENT && target->manifest ? 0 : rc;
-}
-
 int ws_changes_open(struct ws_changes **out, const char *target, const char *base, unsigned threads,
                     struct ws_error *err)
 {
-    struct ws_checkpoint t = {0}, b = {0};
+    struct ws_version_folder t = {0};
+    struct ws_manifest *base_manifest = NULL;
     struct ws_recorded recorded = {0};
-    bool has_base = false, has_records = false;
+    bool has_records = false;
     struct ws_changes *c = calloc(1, sizeof(*c));
     *out = NULL;
-    int rc = c ? ws_checkpoint_open(&t, target, err) : ws_error_set(err, ENOMEM, "no memory to list changes");
+    int rc =
+        c ? ws_version_folder_open(&t, target, err) : ws_error_set(err, ENOMEM, "no memory to list changes");
     if (rc == 0)
-        rc = open_base(&b, &has_base, base, &t, err);
-    if (rc == 0 && t.manifest && (!has_base || b.manifest)) {
-        rc = ws_recorded_read(&recorded, &t, base, b.manifest, err);
+        rc = ws_version_folder_manifest(base, &base_manifest, err);
+    if (rc == 0 && t.manifest) {
+        rc = ws_recorded_read(&recorded, &t, base, base_manifest, err);
         has_records = rc == 0;
-        if ((rc == -ENOENT || rc == -EOPNOTSUPP) && has_base)
+        if (rc == -ENOENT || rc == -EOPNOTSUPP)
             rc = 0;
     }
     if (rc == 0)
-        rc = make(c, &t, has_base ? &b : NULL, has_records ? &recorded : NULL, threads, err);
+        rc = make(c, &t, base, has_records ? &recorded : NULL, threads, err);
     ws_recorded_free(&recorded);
-    ws_checkpoint_close(&b);
-    ws_checkpoint_close(&t);
+    ws_manifest_free(base_manifest);
+    ws_version_folder_close(&t);
     if (rc == 0)
         *out = c;
     else

@@ -125,7 +125,7 @@ static void name_of_base(const char *path, const struct ws_manifest *base, char 
     snprintf(out, WS_MAX_NAME + 1, "%.*s", (int)(n - from), path + from);
 }
 
-int ws_recorded_read(struct ws_recorded *out, const struct ws_checkpoint *target, const char *base,
+int ws_recorded_read(struct ws_recorded *out, const struct ws_version_folder *target, const char *base,
                      const struct ws_manifest *base_manifest, struct ws_error *err)
 {
     struct reading r = {.target = target->manifest, .err = err};
