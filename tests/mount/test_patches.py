@@ -236,6 +236,31 @@ def test_drift(api):
     w.holds(good, 2)
 
 
+@pytest.mark.parametrize("api", APIS)
+def test_one_copy(api):
+    "with one copy in memory the version before is gone when the next one is prepared: what changed is known by its records"
+    need_fuse()
+    w = World("copies=1")
+    agent = Agent()
+    w.mount.end()
+    w.mount = Mount(agent.url, "copies=1")
+    agent.publish("actor", 1, w.folders[1])
+    w.mount.wait_version("actor", 1)
+    e = w.engine("e", api=api, options="update=patch")
+    w.engine("bad", "--refuse", "3", api=api, options="update=whole")
+    w.load(1)
+    for version in (2, 3):
+        agent.publish("actor", version, w.folders[version])
+        w.mount.wait_version("actor", version)
+        if version == 2:
+            w.load(2)
+            assert " how=patch " in w.last("loaded", "e"), w.last("loaded", "e")
+            w.holds(e, 2)
+    w.refused(3)
+    assert " how=undo " in w.last("brought-back", "e"), w.last("brought-back", "e")
+    w.holds(e, 2)
+
+
 def test_quorum_and_rolling():
     "one that is lost in the middle of its put is brought along whole; the others go on patched, and back where too few are left"
     w = World()
