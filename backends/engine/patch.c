@@ -140,11 +140,13 @@ int ws_engine_patch_read(const struct ws_engine_target *t, const struct ws_engin
     for (size_t i = 0; i < n; i++) {
         const json_t *worker = json_array_get(results, i);
         const char *of = json_string_value(json_object_get(worker, "stage"));
-        if (!of || strcmp(of, stage) != 0)
+        if (!of || strcmp(of, stage) != 0) {
+            *out = (struct ws_engine_patch_reply){.wrote = true};
             return ws_error_set(err, EPROTO,
                                 "%s: a worker answered the stage '%.32s' where '%s' was asked: its workers "
                                 "are out of step since an earlier call, or it is no wsync that they have",
                                 t->url, of ? of : "", stage);
+        }
         read_worker(ask, worker, i, out);
     }
     return 0;
@@ -188,10 +190,6 @@ enum ws_engine_patch_outcome ws_engine_patch_put(const struct ws_engine_ops *ops
                                                  double *seconds, struct ws_error *err)
 {
     struct ws_engine_patch_reply reply;
-    *seconds = 0;
-    const int rc = ops->drain ? ops->drain(t, err) : 0;
-    if (rc < 0)
-        return WS_PATCH_NOTHING;
     const enum ws_engine_patch_outcome o = run(ops, t, ask, workers, &reply, err);
     *seconds = reply.seconds;
     return o;

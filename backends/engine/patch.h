@@ -60,7 +60,8 @@ enum ws_engine_patch_outcome {
     WS_PATCH_DONE,    /* all workers did it, and the engine reports the version */
     WS_PATCH_UNKNOWN
 };
-/* In the pause: puts the plan that `workers` workers have prepared. Else than DONE: err says why. */
+/* In the pause: puts the plan that `workers` workers have prepared. Their answers to that and to the pause came, so that there
+ * is nothing to wait for (drain). Else than DONE: err says why. */
 enum ws_engine_patch_outcome ws_engine_patch_put(const struct ws_engine_ops *ops,
                                                  const struct ws_engine_target *t,
                                                  const struct ws_engine_patch *ask, size_t workers,

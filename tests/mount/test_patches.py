@@ -4,13 +4,18 @@
 """update=: what changed is written into an engine's weights while it is paused, undone where the switch fails, and checked; else all is
 loaded."""
 import re
+import threading
 
 import pytest
 
+from adapters import listed, lora
 from world import *
 
 APIS = ("sglang", "vllm")
-SHAPES = {"a.weight": ("BF16", [256, 64]), "b.weight": ("BF16", [64, 64]), "c.weight": ("BF16", [100]), "d.weight": ("BF16", [64, 8])}
+SHAPES = {**{f"layer.{i}.weight": ("BF16", [64, 64]) for i in range(4)}, "norm.weight": ("BF16", [100]), "out.weight": ("BF16", [64, 8])}
+
+
+DRAFT = {f"draft.{i}.weight": ("BF16", [64, 64]) for i in range(2)}
 
 
 class World:
@@ -18,7 +23,7 @@ class World:
 
     def __init__(self, options=""):
         need_fuse()
-        top = unique("source")
+        top = self.top = unique("source")
         self.folders = {v: f"{top}/actor/{v}" for v in (1, 2, 3, 9)}
         for v, folder in self.folders.items():
             if v in (2, 3):
@@ -234,6 +239,86 @@ def test_drift(api):
     wait_for(lambda: w.metric("engine_verifications_total", engine="good", result="ok"), "a comparison without a difference", 60)
     assert not w.events("drifted", "good")
     w.holds(good, 2)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_one_copy(api):
+    "with one copy in memory the version before is gone when the next one is prepared: what changed is known by its records"
+    need_fuse()
+    w = World("copies=1")
+    agent = Agent()
+    w.mount.end()
+    w.mount = Mount(agent.url, "copies=1")
+    agent.publish("actor", 1, w.folders[1])
+    w.mount.wait_version("actor", 1)
+    e = w.engine("e", api=api, options="update=patch")
+    w.engine("bad", "--refuse", "3", api=api, options="update=whole")
+    w.load(1)
+    for version in (2, 3):
+        agent.publish("actor", version, w.folders[version])
+        w.mount.wait_version("actor", version)
+        if version == 2:
+            w.load(2)
+            assert " how=patch " in w.last("loaded", "e"), w.last("loaded", "e")
+            w.holds(e, 2)
+    w.refused(3)
+    assert " how=undo " in w.last("brought-back", "e"), w.last("brought-back", "e")
+    w.holds(e, 2)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_members(api):
+    "a draft model and adapters beside it: the adapters stay, the draft model is loaded in the same pause, and all goes back"
+    w = World()
+    for v in (1, 2):
+        checkpoint(DRAFT, f"{w.top}/draft/{v}", seed=v)
+        os.makedirs(f"{w.top}/lora", exist_ok=True)
+        os.rename(lora(v, width=64), f"{w.top}/lora/{v}")
+    for model in ("draft", "lora"):
+        w.mount.wait_version(model, 2)
+    drafts = "--draft-model-path", f"{w.top}/draft/1", "--weight-transfer"
+    e = w.engine("e", *drafts, api=api, options="update=patch draft=draft adapters=lora")
+    bad = w.engine("bad", *drafts, "--refuse", "3", api=api, options="update=whole draft=draft")
+    w.mount.write("load actor=1 draft=1 lora=1", "ctl")
+    draft = lambda: e.ask("/weight_checker" if api == "vllm" else "/weights_checker", {"action": "checksum"})["draft_checksum"]
+    sums = {1: draft()}
+    w.mount.write("load actor=2 draft=2", "ctl")
+    assert " how=patch " in w.last("loaded", "e"), w.last("loaded", "e")
+    sums[2] = draft()
+    assert sums[1] != sums[2] and listed(e) == ["lora@1"]
+    w.holds(e, 2)
+    loads = len(w.events("adapter-loaded", "e"))
+    w.mount.refused("load actor=3 draft=1 lora=2", "ctl")
+    assert " how=undo " in w.last("brought-back", "e")
+    assert draft() == sums[2] and listed(e) == ["lora@1"] and bad.serves() == "2"
+    w.holds(e, 2)
+    w.mount.write("load actor=1 draft=1", "ctl")
+    assert " how=patch " in w.last("loaded", "e") and len(w.events("adapter-loaded", "e")) == loads
+    assert draft() == sums[1] and listed(e) == ["lora@1"]
+    w.holds(e, 1)
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("how", ("kill", "end", "cancel"))
+def test_cut_off(api, how):
+    "the daemon is killed or ends, or the switch is cancelled, while a put is written and not answered: back to the version before"
+    w = World()
+    e = w.engine("e", "--patch-fault", "lose-put", api=api, options="update=patch")
+    w.load(1)
+    writer = threading.Thread(target=lambda: w.mount.refused("2", "actor/version"))
+    writer.start()
+    wait_for(lambda: e.checksum() == w.sum_of(2), "the put")
+    if how == "cancel":
+        w.mount.write("cancel", "actor/ctl")
+    else:
+        w.mount.kill() if how == "kill" else w.mount.end()
+    writer.join()
+    if how == "cancel":
+        assert " how=undo " in w.last("brought-back", "e"), w.last("brought-back", "e")
+    else:
+        w.mount = Mount(w.source, w.options, path=w.mount.path)
+        wait_for(lambda: w.mount.engines().get("e", "").startswith("serving 1"), "the daemon anew", 60)
+    w.holds(e, 1)
 
 
 def test_quorum_and_rolling():
