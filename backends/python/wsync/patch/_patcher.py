@@ -20,7 +20,6 @@ class Engine(Protocol):
     """What a patcher needs of the worker that it is in."""
 
     rank: int
-    loads_modules: bool
 
     def serving(self) -> dict[str, Any]:
         """{"path", "model", "version", "run", "digest", "broken"}; None where it is not known."""
@@ -30,6 +29,9 @@ class Engine(Protocol):
 
     def note(self, path: str) -> None:
         """The version at the path is served from now on."""
+
+    def refuses_modules(self, names: set[str]) -> Optional[str]:
+        """Why the modules of these tensors cannot be loaded alone; None: they can."""
 
     def load_modules(self, path: str, names: set[str]) -> None:
         """Loads modules by these tensors of the version, by the engine's own loader."""
@@ -153,8 +155,9 @@ class Patcher:
                 self._stale = f"{found[0]} has another value in memory than the file of what is served: it was loaded by others since"
                 raise Unpatchable(self._stale)
         plan = Plan(identity, self._recording, target, base, layout, torch.get_num_threads())
-        if plan.modules and not self._engine.loads_modules:
-            raise Unpatchable(f"{plan.modules[0]} cannot be patched, nor loaded alone: {self._recording.whole[min(plan.tensors)]}")
+        why = self._engine.refuses_modules(plan.tensors) if plan.modules else None
+        if why:
+            raise Unpatchable(f"{plan.modules[0]} cannot be patched ({self._recording.whole[min(plan.tensors)]}), nor loaded alone: {why}")
         try:
             plan.check()
         except OSError as e:

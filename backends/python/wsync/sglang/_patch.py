@@ -64,8 +64,6 @@ def watched(pairs: Any) -> Any:
 class SchedulerEngine:
     """See wsync.patch._patcher.Engine."""
 
-    loads_modules = False  # its loader processes all layers anew, also those without tensors
-
     def __init__(self, manager: Any, runner: Any):
         self._manager, self._runner = manager, runner
         self.rank = _rank()
@@ -97,8 +95,11 @@ class SchedulerEngine:
             self._keys = dict.fromkeys(_KEYS)
         self._path = self._runner.model_config.model_path = path
 
+    def refuses_modules(self, names: set[str]) -> Optional[str]:
+        return "SGLang's loader processes all layers anew, also those without tensors"
+
     def load_modules(self, path: str, names: set[str]) -> None:
-        raise NotImplementedError("SGLang's loader loads no module alone")
+        raise NotImplementedError(self.refuses_modules(names))
 
     def forget_answers(self) -> None:
         from . import clear_embeddings

@@ -16,8 +16,6 @@ _TOLD = "_wsync_told"
 class WorkerEngine:
     """See wsync.patch._patcher.Engine."""
 
-    loads_modules = True
-
     def __init__(self, worker: Any, loader: Loader):
         self._worker, self._loader = worker, loader
         self.rank = loader.ranks.rank
@@ -31,6 +29,10 @@ class WorkerEngine:
     def note(self, path: str) -> None:
         with open_weights(path, "torch") as weights:
             self._loader.record_served(Served(weights))
+
+    def refuses_modules(self, names: set[str]) -> Optional[str]:
+        lost = self._loader.lost()
+        return f"vLLM's reload loses parameters of this model, such as {lost[0]}" if lost else None
 
     def load_modules(self, path: str, names: set[str]) -> None:
         from vllm.config import set_current_vllm_config
@@ -96,6 +98,7 @@ def _load(original: Any) -> Any:
 def _reload(original: Any) -> Any:
     @functools.wraps(original)
     def reload_weights(worker: Any, *args: Any, **kwargs: Any) -> Any:
+        get_loader(worker.model_runner.get_model(), worker.vllm_config, getattr(worker, "wsync_start", None)).check_reload()
         patcher = _patcher(worker)
         if patcher is not None:
             patcher.forget("a reload by vLLM did not end")
