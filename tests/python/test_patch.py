@@ -241,8 +241,11 @@ class Engine:
     def is_served(self, path):
         return path == self.path
 
-    def note(self, path):
-        self.path = path
+    def identify(self, path):
+        return path
+
+    def note(self, identity):
+        self.path = identity
 
     def refuses_modules(self, names):
         return self.refuses

@@ -27,8 +27,11 @@ class Engine(Protocol):
     def is_served(self, path: str) -> bool:
         """Whether the version at the path is the one that is served."""
 
-    def note(self, path: str) -> None:
-        """The version at the path is served from now on."""
+    def identify(self, path: str) -> Any:
+        """What to note if the version at the path is served. OSError, ValueError."""
+
+    def note(self, identity: Any) -> None:
+        """What identify returned is served from now on. Does not raise."""
 
     def refuses_modules(self, names: set[str]) -> Optional[str]:
         """Why the modules of these tensors cannot be loaded alone; None: they can."""
@@ -90,8 +93,11 @@ class Patcher:
         self._plan, self._put = None, False
 
     def serves(self, path: str) -> bool:
-        """Whether that is the path of what is served, with nothing wrong about it."""
-        return self._engine.serving().get("path") == path and self._refusal() is None
+        """Whether the version at the path is what is served, with nothing wrong about it."""
+        try:
+            return self._refusal() is None and self._engine.is_served(path)
+        except (OSError, ValueError, TypeError):
+            return False
 
     # --- stages ---
     def stage(self, stage: str, plan: Optional[str] = None, target: Optional[str] = None, base: Optional[str] = None) -> dict[str, Any]:
@@ -162,6 +168,7 @@ class Patcher:
             plan.check()
         except OSError as e:
             raise Unpatchable(f"memory is not the base's: {e}") from None
+        plan.identities = {"put": self._engine.identify(target), "undo": self._engine.identify(base)}
         return plan
 
     def _write(self, identity: Any, what: str) -> dict[str, Any]:
@@ -189,7 +196,7 @@ class Patcher:
         if agreed is None:
             self._put = what == "put"
             if wrote:
-                self._engine.note(plan.target if self._put else plan.base)
+                self._engine.note(plan.identities[what])
                 self._engine.forget_answers()
             self._stale = None
         elif wrote:
