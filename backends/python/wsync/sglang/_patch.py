@@ -35,7 +35,7 @@ def start(original: Callable[..., Any], loader: Any, *args: Any, **kwargs: Any) 
     """Hook around the load of a model at the start: the target's is watched."""
     global _recorder
     config = kwargs.get("model_config")
-    if config is None or getattr(config, "is_draft_model", False) or _proved:
+    if os.environ.get("WSYNC_PATCH") == "0" or config is None or getattr(config, "is_draft_model", False) or _proved:
         return original(loader, *args, **kwargs)
     from ..patch._patcher import Proved
     from ..patch._recorder import Recorder
