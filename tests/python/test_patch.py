@@ -232,10 +232,8 @@ def test_plan(versions, device, monkeypatch):
 class Engine:
     """A worker of one rank, or one whose other rank has an error."""
 
-    loads_modules = True
-
     def __init__(self, path):
-        self.rank, self.path, self.broken, self.other, self.loads, self.model = 0, path, None, None, [], None
+        self.rank, self.path, self.broken, self.other, self.loads, self.model, self.refuses = 0, path, None, None, [], None, None
 
     def serving(self):
         return {"path": self.path, "model": None, "version": None, "run": None, "digest": None, "broken": self.broken}
@@ -243,8 +241,14 @@ class Engine:
     def is_served(self, path):
         return path == self.path
 
-    def note(self, path):
-        self.path = path
+    def identify(self, path):
+        return path
+
+    def note(self, identity):
+        self.path = identity
+
+    def refuses_modules(self, names):
+        return self.refuses
 
     def load_modules(self, path, names):
         self.loads.append((path, names))
@@ -337,7 +341,9 @@ def test_refused(versions, dense, tmp_path):
     engine.model.down.weight = weight
     engine.other = "rank 1: it has no memory left"
     assert why() == engine.other
-    engine.other = None
+    engine.other, engine.refuses = None, "it has no way"
+    assert "nor loaded alone: it has no way" in why()
+    engine.refuses = None
     assert patcher.stage("prepare", "p", versions[1], versions[0])["ok"]
     patcher.forget()
     assert not patcher.stage("put", "p")["ok"] and same(engine.model, want) == set(), "a plan outlives no load"

@@ -53,10 +53,12 @@ class Loader(_loader.Loader):
 
 @pytest.fixture
 def begun(monkeypatch):
-    """value: whether vLLM's load is begun and not finished; undone: the models whose tensors were given back."""
-    state = types.SimpleNamespace(value=False, undone=[])
+    """value: whether vLLM's load is begun and not finished; undone: the models whose tensors were given back; lost: what its
+    reload loses."""
+    state = types.SimpleNamespace(value=False, undone=[], lost=[])
     monkeypatch.setattr(_loader, "_load_in_progress", lambda _: state.value)
     monkeypatch.setattr(_loader, "_restore_kernel_tensors", state.undone.append)
+    monkeypatch.setattr(_loader, "lost_parameters", lambda model, layout: state.lost)
     return state
 
 
@@ -130,6 +132,15 @@ def test_forced(loader):
         loader.load(start)
     loader.load(start, force_layout=True)
     assert not loader._check_partial and loader.load(world.checkpoint(TENSORS)) and not loader._check_partial
+
+
+def test_lost(loader, begun):
+    """what vLLM's reload would leave of the version before is refused before anything changes"""
+    found, start = loader
+    begun.lost = ["experts.w13_weight"]
+    with pytest.raises(_loader.Refused, match=r"nothing has changed: .*loses 1 of .*experts.w13_weight"):
+        found.load(world.checkpoint(TENSORS, seed=2))
+    assert found._model.loads == [] and found.serving()["path"] == start and found.serving()["broken"] is None
 
 
 def test_undone(loader):
@@ -518,4 +529,4 @@ def test_entry_point():
     found = [e for e in importlib.metadata.entry_points(group="vllm.general_plugins") if e.name == "wsync"]
     assert [e.value for e in found] == ["wsync.vllm:register"] and found[0].load() is register
     subprocess.run([sys.executable, "-c", "import sys, wsync.vllm; assert not {'vllm', 'torch', 'numpy'} & set(sys.modules)"], check=True, timeout=60)
-    assert [n for n in dir(Extension) if not n.startswith("__")] == ["wsync_check", "wsync_load", "wsync_serving"]
+    assert [n for n in dir(Extension) if not n.startswith("__")] == ["wsync_check", "wsync_load", "wsync_patch", "wsync_serving"]

@@ -10,6 +10,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers.utils.logging import disable_progress_bar
 
+from checkpoints import tokenizer
+
 VERSIONS = (1, 2, 3, 4)
 SHARE = 66
 COMMON = dict(vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
@@ -44,6 +46,7 @@ def make(folder, family, versions=VERSIONS):
                 p.normal_(0, 0.15)
     path = os.path.join(folder, family)
     made.to(torch.bfloat16).save_pretrained(os.path.join(path, "1"))
+    tokenizer().save_pretrained(os.path.join(path, "1"))
     for old, new in zip(versions, versions[1:]):
         change(os.path.join(path, str(old)), os.path.join(path, str(new)), new)
     return path

@@ -20,7 +20,6 @@ class Engine(Protocol):
     """What a patcher needs of the worker that it is in."""
 
     rank: int
-    loads_modules: bool
 
     def serving(self) -> dict[str, Any]:
         """{"path", "model", "version", "run", "digest", "broken"}; None where it is not known."""
@@ -28,8 +27,14 @@ class Engine(Protocol):
     def is_served(self, path: str) -> bool:
         """Whether the version at the path is the one that is served."""
 
-    def note(self, path: str) -> None:
-        """The version at the path is served from now on."""
+    def identify(self, path: str) -> Any:
+        """What to note if the version at the path is served. OSError, ValueError."""
+
+    def note(self, identity: Any) -> None:
+        """What identify returned is served from now on. Does not raise."""
+
+    def refuses_modules(self, names: set[str]) -> Optional[str]:
+        """Why the modules of these tensors cannot be loaded alone; None: they can."""
 
     def load_modules(self, path: str, names: set[str]) -> None:
         """Loads modules by these tensors of the version, by the engine's own loader."""
@@ -88,8 +93,11 @@ class Patcher:
         self._plan, self._put = None, False
 
     def serves(self, path: str) -> bool:
-        """Whether that is the path of what is served, with nothing wrong about it."""
-        return self._engine.serving().get("path") == path and self._refusal() is None
+        """Whether the version at the path is what is served, with nothing wrong about it."""
+        try:
+            return self._refusal() is None and self._engine.is_served(path)
+        except (OSError, ValueError, TypeError):
+            return False
 
     # --- stages ---
     def stage(self, stage: str, plan: Optional[str] = None, target: Optional[str] = None, base: Optional[str] = None) -> dict[str, Any]:
@@ -153,12 +161,14 @@ class Patcher:
                 self._stale = f"{found[0]} has another value in memory than the file of what is served: it was loaded by others since"
                 raise Unpatchable(self._stale)
         plan = Plan(identity, self._recording, target, base, layout, torch.get_num_threads())
-        if plan.modules and not self._engine.loads_modules:
-            raise Unpatchable(f"{plan.modules[0]} cannot be patched, nor loaded alone: {self._recording.whole[min(plan.tensors)]}")
+        why = self._engine.refuses_modules(plan.tensors) if plan.modules else None
+        if why:
+            raise Unpatchable(f"{plan.modules[0]} cannot be patched ({self._recording.whole[min(plan.tensors)]}), nor loaded alone: {why}")
         try:
             plan.check()
         except OSError as e:
             raise Unpatchable(f"memory is not the base's: {e}") from None
+        plan.identities = {"put": self._engine.identify(target), "undo": self._engine.identify(base)}
         return plan
 
     def _write(self, identity: Any, what: str) -> dict[str, Any]:
@@ -186,7 +196,7 @@ class Patcher:
         if agreed is None:
             self._put = what == "put"
             if wrote:
-                self._engine.note(plan.target if self._put else plan.base)
+                self._engine.note(plan.identities[what])
                 self._engine.forget_answers()
             self._stale = None
         elif wrote:

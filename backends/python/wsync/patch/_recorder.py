@@ -6,6 +6,7 @@ copied, so that its tensor cannot be patched by writing elements alone: the oper
 without torch, and other threads, are seen by neither: that is what the proofs are for."""
 from __future__ import annotations
 
+import bisect
 import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Optional
@@ -37,8 +38,25 @@ class _Memory:
     def __init__(self, tensor: Any):
         self.alive = StorageWeakRef(tensor.untyped_storage())  # its address is not used for another storage meanwhile
         self.source: list[tuple[int, int, str]] = []  # a file's: from byte, to byte, tensor
-        self.regions: list[Region] = []
+        self.regions: list[Region] = []  # by their offsets: a layer's experts are thousands
+        self._offsets: list[int] = []
+        self._longest = 0
         self.tainted: set[str] = set()  # tensors from which some of it was computed
+
+    def near(self, view: Optional[Box]) -> tuple[int, int]:
+        """Which of the regions may meet the view."""
+        if view is None:
+            return 0, len(self.regions)
+        return bisect.bisect_right(self._offsets, view.offset - self._longest), bisect.bisect_left(self._offsets, view.end)
+
+    def replace(self, low: int, high: int, kept: list[Region], by: list[Region]) -> None:
+        self.regions[low:high] = kept
+        self._offsets[low:high] = [one.to.offset for one in kept]
+        for one in by:
+            at = bisect.bisect_left(self._offsets, one.to.offset)
+            self.regions.insert(at, one)
+            self._offsets.insert(at, one.to.offset)
+            self._longest = max(self._longest, one.to.end - one.to.offset)
 
 
 class Recorder:
@@ -105,7 +123,7 @@ class Recorder:
             return set()
         low, high = (view.offset, view.end) if view else (0, 1 << 62)
         found = {name for start, end, name in memory.source if start < high and low < end}
-        found |= {one.name for one in memory.regions if view is None or one.to.meets(view)}
+        found |= {one.name for one in memory.regions[slice(*memory.near(view))] if view is None or one.to.meets(view)}
         return found | memory.tainted
 
     def taint(self, names: Iterable[str], why: str) -> None:
@@ -123,13 +141,13 @@ class Recorder:
     def overwritten(self, tensor: Any, by: list[Region]) -> None:
         """A view's elements were written: what was there is gone."""
         memory, view = self._memory(tensor), _box_of(tensor)
-        kept = []
-        for one in memory.regions:
+        kept, (low, high) = [], memory.near(view)
+        for one in memory.regions[low:high]:
             if view is not None and not one.to.meets(view):
                 kept.append(one)
             elif view is None or not view.contains(one.to):
                 self.taint([one.name], "partly overwritten")
-        memory.regions = kept + by
+        memory.replace(low, high, kept, by)
         self._place(tensor, (one.name for one in by))
 
     def _place(self, tensor: Any, names: Iterable[str]) -> None:
@@ -219,18 +237,16 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         recorder, kwargs = self._recorder, kwargs or {}
         given = _tensors(args, kwargs)
-        known = [tensor for tensor in given if recorder.knows(tensor)]
-        if not known:
+        if not any(recorder.knows(tensor) for tensor in given):
             return func(*args, **kwargs)
         why = f"read by {func}"
-        names = set().union(*(recorder.names(tensor) for tensor in known)) if func not in _EMPTY else set()
         made = func(*args, **kwargs)
         if func is _aten.copy_.default:
             self._copied(args[0], args[1], why)
         elif func in _CONSTANTS:
             recorder.overwritten(args[0], [])
         elif func not in _EMPTY:
-            self._computed(func, args, kwargs, given, made, names, why)
+            self._computed(func, args, kwargs, given, made, why)
         return made
 
     def _copied(self, to: Any, source: Any, why: str) -> None:
@@ -239,14 +255,15 @@ class _Operations(TorchDispatchMode):
         elif _is_real(to) and to.numel():
             self._recorder.overwritten(to, [])
 
-    def _computed(self, func: Any, args: Any, kwargs: Any, given: list[Any], made: Any, names: set[str], why: str) -> None:
+    def _computed(self, func: Any, args: Any, kwargs: Any, given: list[Any], made: Any, why: str) -> None:
         recorder = self._recorder
         before = {_key(tensor) for tensor in given if _is_real(tensor)}
         results = _tensors(made)
         fresh = [tensor for tensor in results if not _is_real(tensor) or _key(tensor) not in before]
         written = [tensor for tensor, argument in zip(args, func._schema.arguments)
                    if isinstance(tensor, torch.Tensor) and argument.alias_info is not None and argument.alias_info.is_write]
-        written += [kwargs[a.name] for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write and isinstance(kwargs.get(a.name), torch.Tensor)]
+        written += [kwargs[argument.name] for argument in func._schema.arguments
+                    if argument.alias_info is not None and argument.alias_info.is_write and isinstance(kwargs.get(argument.name), torch.Tensor)]
         if results and not fresh and not written:
             return  # a view
         if func in _COPIES and len(fresh) == 1 and recorder.knows(args[0]):
@@ -261,6 +278,7 @@ class _Operations(TorchDispatchMode):
             for i, part in enumerate(args[0]):
                 self._copied(fresh[0].select(args[1] if len(args) > 1 else kwargs.get("dim", 0), i), part, why)
         else:
+            names = set().union(*(recorder.names(tensor) for tensor in given if recorder.knows(tensor)))
             recorder.taint(names, why)
             for tensor in fresh + written:
                 recorder.derived(tensor, names, why)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Optional
 
@@ -16,15 +17,15 @@ class Box:
     strides: tuple[int, ...]
     item: int
 
-    @property
+    @cached_property
     def end(self) -> int:
         return self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.strides)) + self.item
 
-    @property
+    @cached_property
     def elements(self) -> int:
         return prod(self.shape)
 
-    @property
+    @cached_property
     def is_dense(self) -> bool:
         """Whether it has every byte between its first and its last."""
         return self.end - self.offset == self.elements * self.item

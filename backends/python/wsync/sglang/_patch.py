@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
 
@@ -34,7 +35,7 @@ def start(original: Callable[..., Any], loader: Any, *args: Any, **kwargs: Any) 
     """Hook around the load of a model at the start: the target's is watched."""
     global _recorder
     config = kwargs.get("model_config")
-    if config is None or getattr(config, "is_draft_model", False) or _proved:
+    if os.environ.get("WSYNC_PATCH") == "0" or config is None or getattr(config, "is_draft_model", False) or _proved:
         return original(loader, *args, **kwargs)
     from ..patch._patcher import Proved
     from ..patch._recorder import Recorder
@@ -64,41 +65,47 @@ def watched(pairs: Any) -> Any:
 class SchedulerEngine:
     """See wsync.patch._patcher.Engine."""
 
-    loads_modules = False  # its loader processes all layers anew, also those without tensors
-
     def __init__(self, manager: Any, runner: Any):
         self._manager, self._runner = manager, runner
         self.rank = _rank()
-        self._path, self._keys = None, dict.fromkeys(_KEYS)
-        self.note(runner.model_config.model_path)
+        self._identity: tuple[Optional[str], dict[str, Any]] = (None, {})
+        self.serving()
 
     def serving(self) -> dict[str, Any]:
-        if self._runner.model_config.model_path != self._path:  # SGLang has loaded another
-            self.note(self._runner.model_config.model_path)
-        return {"path": self._path, **self._keys, "broken": self._broken()}
+        path = self._runner.model_config.model_path
+        if path != self._identity[0]:  # SGLang has loaded another
+            try:
+                self._identity = self.identify(path)
+            except (OSError, ValueError) as e:
+                log.warning("the version that is served cannot be read: %s", e)
+                self._identity = path, dict.fromkeys(_KEYS)
+        return {"path": path, **self._identity[1], "broken": self._broken()}
 
     def _broken(self) -> Optional[str]:
         return "pipeline stages are not patched" if _stages() > 1 else None
 
     def is_served(self, path: str) -> bool:
-        import os
-
-        serving = self.serving()
-        other = _identity(path)
+        serving, (_, other) = self.serving(), self.identify(path)
         if serving["version"] is None or other["version"] is None:
             return os.path.realpath(serving["path"]) == os.path.realpath(path)
         return all(serving[key] == other[key] for key in _KEYS)
 
-    def note(self, path: str) -> None:
-        try:
-            self._keys = _identity(path)
-        except (OSError, ValueError) as e:
-            log.warning("the version that is served cannot be read: %s", e)
-            self._keys = dict.fromkeys(_KEYS)
-        self._path = self._runner.model_config.model_path = path
+    def identify(self, path: str) -> tuple[str, dict[str, Any]]:
+        from ..read._weights import open as open_weights
+
+        with open_weights(path, "torch") as weights:
+            manifest = weights._manifest()
+            return path, {key: manifest.get(key) for key in _KEYS}
+
+    def note(self, identity: tuple[str, dict[str, Any]]) -> None:
+        self._identity = identity
+        self._runner.model_config.model_path = identity[0]
+
+    def refuses_modules(self, names: set[str]) -> Optional[str]:
+        return "SGLang's loader processes all layers anew, also those without tensors"
 
     def load_modules(self, path: str, names: set[str]) -> None:
-        raise NotImplementedError("SGLang's loader loads no module alone")
+        raise NotImplementedError(self.refuses_modules(names))
 
     def forget_answers(self) -> None:
         from . import clear_embeddings
@@ -108,14 +115,6 @@ class SchedulerEngine:
     def agree(self, error: Optional[str]) -> Optional[str]:
         errors = _all_gather(self._manager, error)
         return next((f"rank {rank}: {one}" for rank, one in enumerate(errors) if one is not None), None) if len(errors) > 1 else error
-
-
-def _identity(path: str) -> dict[str, Any]:
-    from ..read._weights import open as open_weights
-
-    with open_weights(path, "torch") as weights:
-        manifest = weights._manifest()
-        return {key: manifest.get(key) for key in _KEYS}
 
 
 def _rank() -> int:

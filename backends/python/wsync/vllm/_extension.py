@@ -20,7 +20,7 @@ class Extension:
         if name == "vllm_config":
             from ._cpu_reload import mend_reloads
             from ._loader import inspect_start
-            from ._patch import tell_of_loads
+            from ._told import tell_of_loads
             from ._watch import watch_start
 
             mend_reloads(value)
@@ -58,7 +58,7 @@ class Extension:
 
     def wsync_patch(self, stage: str, plan: Optional[str] = None, target: Optional[str] = None, base: Optional[str] = None) -> dict[str, Any]:
         """One stage of a switch that writes only what changed: "state", "prepare" (while requests run), "put" (paused), "undo", "drop", "verify";
-        wsync-engines(7) has what each answers. It raises nothing: "ok" false and "why" are a refusal."""
+        the README of backends/python has what each answers. It raises nothing: "ok" false and "why" are a refusal."""
         from ._patch import patcher_of
 
         return patcher_of(self).stage(stage, plan, target, base)

@@ -8,6 +8,7 @@ which later loads do not fully repair. Therefore:
 - all ranks of the engine load the version, or none does."""
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from ..read._strategy import Opened, open_version
 from ..read._weights import Weights, open
 from ._broadcast import ReceivedVersion
 from ._cpu_reload import check_reload, pack_tied
+from ._lost import lost_parameters
 from ._ranks import Ranks
 
 log = logging.getLogger("vllm.wsync")
@@ -95,6 +97,7 @@ class Loader:
         self._path: Optional[str] = None  # vLLM's model path when _served was determined
         self._served: Optional[Served] = None
         self.patcher: Any = None  # of wsync.patch: is told of loads
+        self._lost: Optional[list[str]] = None  # once asked
         self._current_tensor = ""  # name of the tensor being loaded
         self._check_partial = False  # the version may lack tensors: look for partly filled layers after the load
         if start is not None and start.path == self._model_config.model:
@@ -162,6 +165,21 @@ class Loader:
         """The model's device."""
         return next((p.device for p in self._model.parameters()), None)
 
+    def check_reload(self) -> None:
+        """Raises RuntimeError where vLLM's reload would leave the model wrong, without an error of its own. Nothing has changed then."""
+        check_reload(self._model, self._model_config)
+        if lost := self.lost():
+            raise RuntimeError(f"vLLM's reload loses {len(lost)} of this model's parameters, which would stay of the version before without an error "
+                               f"({summary(lost)}): start the server anew on the version")
+
+    def lost(self) -> list[str]:
+        """Parameters that vLLM's reload loses."""
+        served = self._served_version()
+        if self._lost is None and served is not None:
+            with _quiet_reload():
+                self._lost = lost_parameters(self._model, served.layout)
+        return self._lost or []
+
     # --- the load ---
     def load(self, path: str, force_layout: bool = False, strategy: Optional[str] = None) -> dict[str, Any]:
         """Loads the version at path, on all ranks or on none. force_layout: its names, shapes and dtypes may differ from the served
@@ -181,7 +199,7 @@ class Loader:
     def _load(self, name: str, opening: Callable[[], Opened], force_layout: bool) -> dict[str, Any]:
         opened, new, error = None, None, None
         try:
-            check_reload(self._model, self._model_config)
+            self.check_reload()
             opened = self._open(opening, force_layout)
             new = Served(opened.weights)  # read now: the mount may fail during the load
         except Exception as e:  # of any kind: the other ranks must learn of it
@@ -260,18 +278,15 @@ class Loader:
         from vllm.model_executor.model_loader.reload import layerwise
 
         _restore_kernel_tensors(self._model)
-        quiet = logging.getLogger(layerwise.__name__)  # it warns of each module that gets nothing
-        level = quiet.level
-        quiet.setLevel(logging.ERROR)
         try:
-            layerwise.initialize_layerwise_reload(self._model)
-            self._model.load_weights((name, weights[name]) for name in weights if name in names)
-            if partial := _partly_filled_layers(self._model):
-                raise ValueError(f"only a part of {len(partial)} of the model's layers was loaded: {summary(partial)}")
-            layerwise.finalize_layerwise_reload(self._model, self._model_config)
+            with _quiet_reload():
+                layerwise.initialize_layerwise_reload(self._model)
+                self._model.load_weights((name, weights[name]) for name in weights if name in names)
+                if partial := _partly_filled_layers(self._model):
+                    raise ValueError(f"only a part of {len(partial)} of the model's layers was loaded: {summary(partial)}")
+                layerwise.finalize_layerwise_reload(self._model, self._model_config)
             pack_tied(self._model)
         finally:
-            quiet.setLevel(level)
             _restore_kernel_tensors(self._model)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
@@ -341,6 +356,18 @@ def needed_parameters(model: Any, has_lora: bool = False) -> set[str]:
         if getattr(method, "uses_meta_device", False) or any(c.__name__ == "BaseKVCacheMethod" for c in type(method).__mro__):
             needed -= {f"{name}.{p}" if name else p for p, _ in module.named_parameters()}
     return {name.replace(".base_layer.", ".") for name in needed} if has_lora else needed
+
+
+@contextlib.contextmanager
+def _quiet_reload() -> Iterator[None]:
+    """vLLM warns of each module that a load gives nothing."""
+    log_of_reloads = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+    level = log_of_reloads.level
+    log_of_reloads.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log_of_reloads.setLevel(level)
 
 
 def tied_parameters(model: Any) -> dict[str, frozenset[str]]:

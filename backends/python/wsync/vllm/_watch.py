@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from typing import Any, Optional
 
 log = logging.getLogger("vllm.wsync")
@@ -23,6 +24,8 @@ _starts: dict[int, StartRecording] = {}  # by the worker's configuration
 
 def watch_start(vllm_config: Any) -> Optional[StartRecording]:
     """Called before a worker loads its model. Must not raise, or the worker would not start. None: vLLM's loader is not where it was."""
+    if os.environ.get("WSYNC_PATCH") == "0":
+        return None
     try:
         from vllm.model_executor.model_loader.base_loader import BaseModelLoader
         from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
