@@ -385,6 +385,19 @@ static void test_conflict(void **state)
     refuse_region(*state, (wsync_patch_region[]){a, b}, 2, EEXIST, "which of them counts");
     b.to = 4000;
     refuse_region(*state, (wsync_patch_region[]){b, a}, 2, EEXIST, "which of them counts");
+
+    const struct world *w = *state; /* one place, of an element that changed and of one that did not */
+    const unsigned char *old = bytes_of(w, &w->from, "w2"), *new = bytes_of(w, &w->to, "w2");
+    uint64_t at = 0;
+    while (memcmp(old + 2 * at, new + 2 * at, 2) == 0 || memcmp(old + 2 * at + 2, new + 2 * at + 2, 2) != 0)
+        at++;
+    wsync_patch_region one[2] = {REGION(1, .memory_elements = 1, .from = at),
+                                 REGION(1, .memory_elements = 1, .from = at + 1)};
+    for (unsigned i = 0; i < 2; i++) {
+        refuse_region(*state, one, 2, EEXIST, "which of them counts");
+        one[0].from = at + 1;
+        one[1].from = at;
+    }
 }
 
 static void test_elsewhere(void **state)
