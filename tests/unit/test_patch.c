@@ -259,8 +259,8 @@ static void test_random(void **state)
 {
     unsigned good = 0;
     for (unsigned round = 0; round < 400; round++) {
-        uint64_t shape[4], left = ROWS * COLS;
-        int64_t to[4], from[4];
+        uint64_t shape[4] = {0}, left = ROWS * COLS;
+        int64_t to[4] = {0}, from[4] = {0};
         const unsigned i = (unsigned)(delta_any() % 4), n = 1 + (unsigned)(delta_any() % 4);
         unsigned order[4] = {0, 1, 2, 3};
         for (unsigned k = 0; k < n; k++) {
@@ -273,8 +273,8 @@ static void test_random(void **state)
         for (unsigned k = n; k-- > 0; stride *= (int64_t)(shape[k] + delta_any() % 2))
             from[k] = stride;
         stride = 1 + (int64_t)(delta_any() % 2);
-        for (unsigned k = n; k-- > 0; stride *= (int64_t)(shape[k < n ? order[k] : 0] + delta_any() % 2))
-            to[order[k] < n ? order[k] : k] = stride;
+        for (unsigned k = n; k-- > 0; stride *= (int64_t)(shape[order[k]] + delta_any() % 2))
+            to[order[k]] = stride; /* order: of the dimensions, mixed */
         uint64_t low = 0, high = 0, reach = 0;
         for (unsigned k = 0; k < n; k++) {
             reach += (shape[k] - 1) * (uint64_t)from[k];
