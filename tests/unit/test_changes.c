@@ -223,8 +223,7 @@ static void straddle(enum ws_dtype dtype, unsigned bits)
     const size_t data = (size_t)(n * bits / 8);
     const int len = snprintf(header + 8, sizeof(header) - 8,
                              "{\"t\":{\"dtype\":\"%s\",\"shape\":[%lu],\"data_offsets\":[0,%zu]}}",
-                             ws_dtype_name(dtype), (unsigned long)n, data) +
-                    (bits == 8 ? 0 : 0);
+                             ws_dtype_name(dtype), (unsigned long)n, data);
     size_t head = 8 + (size_t)len;
     while (head % 8 != 3) /* what the format allows, and its writers avoid */
         header[head++] = ' ';
