@@ -66,14 +66,21 @@ static struct ws_delta *find_held(const struct ws_delta_set *set, const struct w
                : NULL;
 }
 
+static bool is_learned(const struct ws_version *v)
+{
+    return v->model->learned != NULL;
+}
+
 static const char *why_none(const struct ws_version *base, const struct ws_version *target)
 {
     if (base == target)
         return "it is that version";
     if (!ws_version_is_complete(target))
         return "the version is not here whole: pull it first";
+    if (is_learned(target))
+        return "the mount learns which tensors are read (need=learn), and a reader of changes reads others";
     if (atomic_load(&target->wanted) || atomic_load(&base->wanted))
-        return "this mount has only some tensors of it (need=)";
+        return "only some blocks of it come";
     if (!sealed(base) || !sealed(target))
         return "the base's manifest is not here";
     if (!base->named || !target->named)
@@ -99,8 +106,8 @@ static enum source find_source(struct ws_version *base, struct ws_version *targe
     const struct ws_model *m = target->model;
     const char *not_so = why_none(base, target);
     if (not_so) {
-        ws_error_set(why, atomic_load(&target->wanted) ? EOPNOTSUPP : ENOENT,
-                     "no changes of %s %lu from %lu: %s", m->name, target->number, base->number, not_so);
+        ws_error_set(why, is_learned(target) ? EOPNOTSUPP : ENOENT, "no changes of %s %lu from %lu: %s",
+                     m->name, target->number, base->number, not_so);
         return NONE;
     }
     const struct ws_delta_link l = link_between(sealed(base), sealed(target));

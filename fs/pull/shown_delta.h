@@ -12,7 +12,10 @@
 #include "fs/store/store.h"
 #include "transports/delta/delta.h"
 
-/* Is there one, or can one be made? Takes no time. false: why says what is missing. */
+/* There is none with need=learn (-EOPNOTSUPP): what is read is learned, and a program that asks reads blocks of tensors that it does not
+ * need.
+ *
+ * Is there one, or can one be made? Takes no time. false: why says what is missing. */
 bool ws_shown_delta_exists(struct ws_version *base, struct ws_version *target, struct ws_error *why);
 /* A whole delta, counted. Making one takes as long as reading both versions. -ENOENT, -EOPNOTSUPP: there is none, and err says why;
  * -EFBIG: it would be half as large as the version; -ESTALE: one of both versions went meanwhile; -ENOMEM. */

@@ -2,6 +2,7 @@
 # timeout: 300, takes: 40
 """What changed between two versions, as a mount shows it to programs that hold the older one: .wsync/changes-from-BASE, by one delta, by
 several, of versions that came whole, of one copy in memory, of views and of versions in parts, forwards and back."""
+import concurrent.futures
 import errno
 
 import one_copy
@@ -94,7 +95,7 @@ def test_everything_changed():
     run.agent.publish("actor", 2, run.folders[2])
     run.pull(1, 2)
     assert refused(run.path(2) + "/.wsync/changes-from-1") == errno.EFBIG
-    with pytest.raises(Refused, match="eighth"):
+    with pytest.raises(Refused, match="half of the version changed"):
         Changes(run.path(2), run.path(1))
 
 
@@ -133,6 +134,31 @@ def test_needed_tensors():
     assert sorted(tensors_of(run.mount.file("actor/2/model.safetensors"))) == sorted(held)
     changes = Changes(run.path(2), run.path(1))
     assert changes.patched(held) == {n: run.tensors(2)[n] for n in held}
+
+
+def test_learned_tensors():
+    "a mount that learns what is read shows no changes, and what asks for them reads nothing else instead"
+    run = Run("need=learn," + DELTAS)
+    run.step()
+    for n in (1, 2):
+        wait_for(lambda n=n: os.path.isdir(run.path(n)), "the version")
+        run.mount.read(f"actor/{n}/tensors/layer.0.weight")
+    one_copy.pull(run.mount, 2)
+    before = run.mount.status("actor")["learned"]
+    assert refused(run.path(2) + "/.wsync/changes-from-1") in (errno.EOPNOTSUPP, errno.ENOENT)
+    with pytest.raises(Refused, match="need=learn"):
+        Changes(run.path(2), run.path(1))
+    assert run.mount.status("actor")["learned"] == before
+
+
+def test_asked_at_once():
+    "ranks that ask for the same at the same time wait for one comparison"
+    run = Run("delta-cache=64M")
+    run.step()
+    run.pull(1, 2)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        texts = set(pool.map(lambda _: run.mount.read("actor/1/.wsync/changes-from-2"), range(8)))
+    assert len(texts) == 1 and run.mount.text().count("changes listed") == 1
 
 
 def test_view():

@@ -11,7 +11,7 @@ struct ws_recorded {
 };
 
 /* target: with a manifest. base: what its folder is called, whose name is a version's; base_manifest: of that folder, or NULL where
- * there is none. -ENOENT, -EOPNOTSUPP: the mount has no such delta, and err says why; -EBADMSG: it is damaged, or between other
+ * there is none. -ENOENT: the mount has no such delta; -EOPNOTSUPP, -E2BIG: nor should another way be tried, and err says why; -EBADMSG: it is damaged, or between other
  * versions than these manifests'; -ENOMEM. */
 WS_MUST_USE int ws_recorded_read(struct ws_recorded *out, const struct ws_version_folder *target,
                                  const char *base, const struct ws_manifest *base_manifest,
