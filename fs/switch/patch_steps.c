@@ -47,7 +47,8 @@ static const char *hold_base(struct ws_switch_engine *se, const char *held)
         return "what it serves is no version that is known here";
     if (v == se->target->version)
         why = "it serves this version already";
-    else if (!ws_version_is_complete(v) && !ws_model_has_one_copy(se->target->model)) /* its changes are kept */
+    else if (!ws_version_is_complete(v) &&
+             !ws_model_has_one_copy(se->target->model)) /* its changes are kept */
         why = "the version that it serves is not here any more";
     else if (ws_version_begin_switch(v, NULL) < 0)
         why = "the version that it serves was dropped";
