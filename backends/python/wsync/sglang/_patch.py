@@ -85,17 +85,20 @@ class SchedulerEngine:
         return "pipeline stages are not patched" if _stages() > 1 else None
 
     def is_served(self, path: str) -> bool:
-        serving, (_, other) = self.serving(), self.identify(path)
-        if serving["version"] is None or other["version"] is None:
-            return os.path.realpath(serving["path"]) == os.path.realpath(path)
-        return all(serving[key] == other[key] for key in _KEYS)
+        from ..patch._versions import is_version
+
+        serving = self.serving()
+        return is_version(path, serving["path"], {key: serving[key] for key in _KEYS})
 
     def identify(self, path: str) -> tuple[str, dict[str, Any]]:
+        from ..patch._versions import identity
         from ..read._weights import open as open_weights
 
         with open_weights(path, "torch") as weights:
-            manifest = weights._manifest()
-            return path, {key: manifest.get(key) for key in _KEYS}
+            return path, identity(weights)
+
+    def served(self) -> tuple[Optional[str], dict[str, Any]]:
+        return self._identity
 
     def note(self, identity: tuple[str, dict[str, Any]]) -> None:
         self._identity = identity
