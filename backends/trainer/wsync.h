@@ -745,12 +745,14 @@ void wsync_update_request_free(wsync_update_request *request);
 /* For programs that keep a version's weights in memory, engines above all: the elements that differ between two versions, and the
  * writes of them into parameters. An element has the bytes of its type; of the types under a byte (F4, F6) it is a byte of the file. */
 typedef struct wsync_changes wsync_changes;
-/* Lists what differs from base to target, folders of versions. A mount's target has .wsync/changes-from-VERSION@RUN of the base, its
- * delta (wsync-delta(5)): that is read, and the values are the target's; then the base may be gone, unless the delta has blocks whole.
- * Else the files of both are compared. The caller frees *out with wsync_changes_free. -EPROTO: their tensors have other names, types or
- * shapes; -E2BIG: more than an eighth of the elements (and than 2^20) changed, so no list is made; -EBADMSG: the delta is damaged, or
- * between other versions than the folders' manifests; -ESTALE: a file was changed meanwhile; -ENOENT and others: as opening and reading
- * say. */
+/* Lists what differs from base to target, folders of versions. A mount's target has
+ * .wsync/changes-from-VERSION@RUN of the base, its delta (wsync-delta(5)): that is read, and the values are the
+ * target's; then the base's files may be gone, unless the delta has blocks whole. Else the files of both are
+ * compared. The caller frees *out with wsync_changes_free. -EPROTO: their tensors have other names, types or
+ * shapes; -E2BIG: more than an eighth of the elements (and than 2^20) changed, so no list is made; -EBADMSG: the
+ * delta is damaged, or between other versions than the folders' manifests; -EOPNOTSUPP: a mount with need=learn
+ * would learn that all is read; -ESTALE: a file was changed meanwhile; -ENOENT and others: as opening and
+ * reading say. */
 int wsync_changes_open(wsync_changes **out, const char *target, const char *base);
 void wsync_changes_free(wsync_changes *changes); /* NULL is fine */
 /* Elements that changed, and all, of a tensor (0: there is none of this name), or with NULL of all tensors. */

@@ -37,6 +37,7 @@ enum ws_tree_kind {
     WS_KIND_META,   /* .wsync */
     WS_KIND_META_VIEW,
     WS_KIND_REGIONS, /* where link mode mounts its tmpfs */
+    WS_KIND_CHANGES, /* .wsync/changes-from-BASE; index: the base's serial */
     WS_KIND_VERSION_LINK, /* N@RUN of the live run, which leads to N: what has the longer name keeps it, whichever run lives */
 };
 enum ws_model_link { WS_LINK_LATEST, WS_LINK_CURRENT, WS_LINK_PREVIOUS, WS_LINK_COUNT };

@@ -5,6 +5,9 @@
 #include "fs/fuse/tree.h"
 #include "fs/fuse/version_cache.h"
 #include "fs/pull/lazy.h"
+#include "fs/pull/shown_delta.h"
+#include "transports/base/log.h"
+#include "transports/delta/stream.h"
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -23,12 +26,21 @@ struct ws_open_file {
     struct ws_model *model;
     char *text; /* a view's, at open */
     size_t len;
+    struct ws_delta *changes; /* counted; NULL: it shows none */
+    struct shown *shown;      /* how far they are read */
     /* guarded by fs->lock */
     struct fuse_pollhandle *ph; /* of an events file that a reader polls */
     uint64_t seen;              /* bytes of events that were read */
     LIST_ENTRY(ws_open_file)
     entry; /* in fs->open_files: the kernel releases none of them at a lazy unmount */
     bool listed;
+};
+
+/* A delta as a file. A reader goes from its beginning to its end; one that goes back costs the way from the beginning. */
+struct shown {
+    pthread_mutex_t lock;
+    struct ws_delta_stream_writer writer;
+    uint64_t at;
 };
 
 /* Could the caller read what the daemon can? */
@@ -41,6 +53,17 @@ static bool is_root(fuse_req_t req)
 static struct ws_open_file *get_open_file(const struct fuse_file_info *fi)
 {
     return (struct ws_open_file *)(uintptr_t)fi->fh;
+}
+
+static void free_shown(struct ws_open_file *o)
+{
+    if (o->shown) {
+        ws_delta_stream_writer_free(&o->shown->writer);
+        pthread_mutex_destroy(&o->shown->lock);
+    }
+    free(o->shown);
+    if (o->changes)
+        ws_delta_put(o->changes);
 }
 
 static void free_open(struct ws_fs *fs, struct ws_open_file *o)
@@ -61,6 +84,7 @@ static void free_open(struct ws_fs *fs, struct ws_open_file *o)
     if (o->model)
         ws_model_put(o->model);
     free(o->text);
+    free_shown(o);
     free(o);
 }
 
@@ -196,6 +220,54 @@ static void run_open_weights(struct ws_request *rq)
         ws_request_error(rq, -rc);
 }
 
+static int show_changes(struct ws_fs *fs, const struct ws_tree_node *n, struct ws_open_file *o)
+{
+    struct ws_version *base = ws_version_by_serial(fs->store, n->index);
+    struct ws_error err = {0};
+    int rc = base ? ws_shown_delta_get(&o->changes, base, n->version, &err) : -ENOENT;
+    if (base)
+        ws_version_put(base);
+    if (rc == 0 && (o->shown = calloc(1, sizeof(*o->shown)))) {
+        pthread_mutex_init(&o->shown->lock, NULL);
+        return ws_delta_stream_writer_init(&o->shown->writer, o->changes, 0, 1);
+    }
+    if (rc < 0)
+        ws_log(WS_LOG_INFO, "fs", "%s", err.text[0] ? err.text : "the base is gone");
+    return rc < 0 ? rc : -ENOMEM;
+}
+
+static void open_changes(void *arg)
+{
+    struct ws_request *rq = arg;
+    struct ws_fs *fs = rq->fs;
+    struct ws_tree_node n;
+    struct ws_open_file *o = calloc(1, sizeof(*o));
+    int rc = o ? ws_tree_node_get(fs, rq->ino, &n) : -ENOMEM;
+    if (rc < 0) {
+        free(o);
+        ws_request_error(rq, rc == -ENOENT ? ESTALE : -rc);
+        return;
+    }
+    o->kind = n.kind;
+    o->pid = fuse_req_ctx(rq->req)->pid;
+    rc = show_changes(fs, &n, o);
+    ws_tree_node_release(&n);
+    if (rc < 0) {
+        free_open(fs, o);
+        ws_request_error(rq, -rc);
+        return;
+    }
+    rq->fi.direct_io = 1;
+    reply_opened(rq, o);
+}
+
+/* It may have to be made, which takes long. */
+static void run_open_changes(struct ws_request *rq)
+{
+    if (ws_job_start(rq->fs->control, open_changes, rq) < 0)
+        open_changes(rq);
+}
+
 static void open_view(void *arg)
 {
     struct ws_request *rq = arg;
@@ -246,8 +318,11 @@ void ws_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     if ((fi->flags & O_ACCMODE) != O_RDONLY && !(view && ws_view_is_written((enum ws_view)ws_ino_index(ino))))
         fuse_reply_err(req, EROFS);
     else
-        ws_request_start(req, view || kind == WS_KIND_META_VIEW ? run_open_view : run_open_weights, ino, NULL,
-                         0, 0, fi, false);
+        ws_request_start(req,
+                         kind == WS_KIND_CHANGES             ? run_open_changes
+                         : view || kind == WS_KIND_META_VIEW ? run_open_view
+                                                             : run_open_weights,
+                         ino, NULL, 0, 0, fi, false);
 }
 
 void ws_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -327,11 +402,56 @@ static void reply_text(fuse_req_t req, const struct ws_open_file *o, size_t size
     free(copy);
 }
 
+/* Goes to an offset of the stream; false: there is no memory. */
+static bool go_to(struct ws_open_file *o, uint64_t off, char *buf, size_t room)
+{
+    struct shown *s = o->shown;
+    if (off < s->at) {
+        ws_delta_stream_writer_free(&s->writer);
+        s->at = 0;
+        if (ws_delta_stream_writer_init(&s->writer, o->changes, 0, 1) < 0)
+            return false;
+    }
+    while (s->at < off) {
+        const uint64_t more = off - s->at < room ? off - s->at : room;
+        const ssize_t n = ws_delta_stream_write(&s->writer, (unsigned char *)buf, more);
+        if (n <= 0)
+            break;
+        s->at += (uint64_t)n;
+    }
+    return true;
+}
+
+static void read_changes(fuse_req_t req, struct ws_open_file *o, size_t size, off_t off)
+{
+    char *buf = malloc(size + 1);
+    size_t n = 0;
+    if (!buf) {
+        fuse_reply_err(req, ENOMEM);
+        return;
+    }
+    pthread_mutex_lock(&o->shown->lock);
+    const bool ok = size == 0 || go_to(o, (uint64_t)off, buf, size);
+    if (ok && o->shown->at == (uint64_t)off && size > 0) {
+        const ssize_t got = ws_delta_stream_write(&o->shown->writer, (unsigned char *)buf, size);
+        n = got > 0 ? (size_t)got : 0;
+        o->shown->at += n;
+    }
+    pthread_mutex_unlock(&o->shown->lock);
+    if (ok)
+        fuse_reply_buf(req, buf, n);
+    else
+        fuse_reply_err(req, ENOMEM);
+    free(buf);
+}
+
 void ws_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
     struct ws_open_file *o = get_open_file(fi);
     if (o->version) {
         ws_request_start(req, run_read_weights, ino, NULL, size, off, fi, false);
+    } else if (o->shown) {
+        read_changes(req, o, size, off);
     } else if (o->view == WS_VIEW_EVENTS) {
         read_events(req, fuse_req_userdata(req), o, size, off);
     } else {
@@ -397,7 +517,7 @@ void ws_op_poll(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, struc
     struct ws_open_file *o = get_open_file(fi);
     unsigned ready = POLLIN | POLLOUT;
     (void)ino;
-    if (!o->version && o->view == WS_VIEW_EVENTS) {
+    if (!o->version && !o->shown && o->view == WS_VIEW_EVENTS) {
         if (ph) { /* first: an event that comes while we look finds it */
             pthread_mutex_lock(&fs->lock);
             struct fuse_pollhandle *old = o->ph;

@@ -1,6 +1,8 @@
 #include "fs/fuse/tree.h"
 #include "fs/fuse/version_cache.h"
 #include "fs/pull/cuda_ipc_file.h"
+#include "fs/pull/shown_delta.h"
+#include "transports/base/log.h"
 #include "transports/base/text.h"
 #include <errno.h>
 #include <stdio.h>
@@ -28,6 +30,7 @@ static const struct view_name meta_views[] = {{WS_VIEW_MANIFEST, "manifest.json"
 static const char *const links[WS_LINK_COUNT] = {"latest", "current", "previous"};
 #define TENSORS "tensors"
 #define META    ".wsync"
+#define CHANGES "changes-from-"
 
 fuse_ino_t ws_ino(uint64_t id, enum ws_tree_kind kind, uint64_t index)
 {
@@ -216,8 +219,9 @@ int ws_tree_node_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct sta
         } else if (n->kind == WS_KIND_TENSOR) {
             rc = tensor_attr(fs, n, st);
         } else {
-            control_attr(fs, st, n->kind != WS_KIND_META_VIEW && ws_view_is_written((enum ws_view)n->index));
-            if (n->index == WS_VIEW_EVENTS)
+            const bool is_view = n->kind == WS_KIND_ROOT_VIEW || n->kind == WS_KIND_MODEL_VIEW;
+            control_attr(fs, st, is_view && ws_view_is_written((enum ws_view)n->index));
+            if (is_view && n->index == WS_VIEW_EVENTS)
                 st->st_size = (off_t)ws_control_events_size(fs->control, n->model);
             clock_gettime(CLOCK_REALTIME, &st->st_mtim);
             *timeout = 0;
@@ -403,6 +407,30 @@ static bool has_view(struct ws_version *v, enum ws_view view)
     return view != WS_VIEW_CUDA_IPC || ws_cuda_ipc_file_exists(v);
 }
 
+/* The version of that name, in the live run also N@RUN of it. */
+static struct ws_version *find_base(struct ws_version *v, const char *name)
+{
+    struct ws_error err;
+    struct ws_version *base = ws_version_find(ws_version_model(v), name, &err);
+    return base ? base : find_live(ws_version_model(v), name);
+}
+
+/* Where there are no changes, the log says why: whoever asks has another way, so it is no failure. */
+static int child_of_changes(struct ws_version *v, const char *name, fuse_ino_t *ino)
+{
+    struct ws_version *base = find_base(v, name);
+    struct ws_error why = {0};
+    if (!base)
+        return -ENOENT;
+    const bool is_there = ws_shown_delta_exists(base, v, &why);
+    *ino = ws_ino(ws_version_serial(v), WS_KIND_CHANGES, ws_version_serial(base));
+    ws_version_put(base);
+    if (is_there)
+        return 0;
+    ws_log(WS_LOG_INFO, "fs", "%s", why.text);
+    return why.code == EOPNOTSUPP ? -EOPNOTSUPP : -ENOENT;
+}
+
 int ws_tree_node_child(struct ws_request *rq, const struct ws_tree_node *p, const char *name, fuse_ino_t *ino,
                        double *timeout)
 {
@@ -417,6 +445,9 @@ int ws_tree_node_child(struct ws_request *rq, const struct ws_tree_node *p, cons
         return child_of_tensors(rq, p->version, name, ino, timeout);
     case WS_KIND_META: {
         const struct view_name *v = FIND_VIEW(meta_views, name);
+        *timeout = 0;
+        if (strncmp(name, CHANGES, strlen(CHANGES)) == 0)
+            return child_of_changes(p->version, name + strlen(CHANGES), ino);
         if (!v || !has_view(p->version, v->view))
             return -ENOENT;
         *ino = ws_ino(ws_version_serial(p->version), WS_KIND_META_VIEW, v->view);
@@ -479,6 +510,24 @@ static int list_version_folder(struct ws_request *rq, struct ws_version *v, stru
     return 0;
 }
 
+struct bases {
+    struct ws_version *target;
+    struct listing *listing;
+};
+
+static void list_base(void *arg, struct ws_version *base)
+{
+    const struct bases *b = arg;
+    char version[WS_MAX_NAME + 1], name[WS_MAX_NAME + 32];
+    struct ws_error why;
+    ws_version_name(base, version);
+    if (!version[0] || !ws_shown_delta_exists(base, b->target, &why))
+        return;
+    snprintf(name, sizeof(name), CHANGES "%s", version);
+    b->listing->visit(b->listing->arg, name,
+                      ws_ino(ws_version_serial(b->target), WS_KIND_CHANGES, ws_version_serial(base)));
+}
+
 static int list_tensors(struct ws_request *rq, struct ws_version *v, struct listing *l)
 {
     struct ws_version_cache *vc = NULL;
@@ -517,6 +566,7 @@ int ws_tree_node_list(struct ws_request *rq, const struct ws_tree_node *n, ws_vi
             if (has_view(n->version, meta_views[i].view))
                 visit(arg, meta_views[i].name,
                       ws_ino(ws_version_serial(n->version), WS_KIND_META_VIEW, meta_views[i].view));
+        ws_model_each(ws_version_model(n->version), list_base, &(struct bases){n->version, &l});
         return 0;
     case WS_KIND_REGIONS:
         return 0;

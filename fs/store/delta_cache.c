@@ -1,7 +1,8 @@
 #include "fs/store/delta_cache.h"
 #include "fs/store/model.h"
 
-#define SPARE 4 /* old deltas that are kept for mounts that pull from this one */
+#define SPARE      4 /* old deltas that are kept for mounts that pull from this one */
+#define MOST_SHOWN 2 /* of those that were made for programs: to the version that is switched to, and back */
 
 uint64_t ws_model_delta_room(const struct ws_model *m)
 {
@@ -23,12 +24,15 @@ void ws_model_trim_deltas(struct ws_model *m)
     uint64_t oldest = UINT64_MAX;
 
     for (const struct ws_version *v = m->versions; v; v = v->next)
-        if ((v->own_bytes || v->pull) && v->number < oldest)
-            oldest = v->number;
+        if ((v->own_bytes || v->pull || v == m->current) && v->number < oldest)
+            oldest = v->number; /* engines that hold the current one may be patched by what leads from it */
     while (m->deltas.n > spare && ws_delta_link(m->deltas.list[m->deltas.n - 1])->target.version <= oldest)
         ws_delta_set_drop_oldest(&m->deltas);
     while (m->deltas.n > 0 && ws_delta_set_bytes(&m->deltas) > ws_model_delta_room(m))
         ws_delta_set_drop_oldest(&m->deltas);
+    while (m->shown.n > MOST_SHOWN ||
+           (m->shown.n > 0 && ws_delta_set_bytes(&m->shown) > ws_model_delta_room(m)))
+        ws_delta_set_drop_oldest(&m->shown);
 }
 
 json_t *ws_model_deltas(struct ws_model *m, uint64_t version, const char *run)

@@ -141,6 +141,7 @@ void ws_model_put(struct ws_model *m)
     if (atomic_fetch_sub_explicit(&m->refs, 1, memory_order_acq_rel) != 1)
         return;
     ws_delta_set_clear(&m->deltas);
+    ws_delta_set_clear(&m->shown);
     ws_delta_set_clear(&m->way_back);
     for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++)
         free(m->nodes[i]);

@@ -165,8 +165,10 @@ struct ws_model {
     bool desired_is_hint;          /* that is a parent (parents.h): any other source's takes its place */
     bool reported[WS_MAX_SOURCES]; /* the source with that index has a report of this mount's state */
     struct ws_model_parents parents;
-    struct ws_delta_set deltas;   /* delta_cache.h */
-    unsigned delta_level;         /* of compression, that was asked of the next delta of a view */
+    struct ws_delta_set deltas; /* delta_cache.h */
+    unsigned delta_level;       /* of compression, that was asked of the next delta of a view */
+    struct ws_delta_set
+        shown; /* made here for programs that ask (pull/shown_delta.h); delta_cache.h bounds them, too */
     struct ws_delta_set way_back; /* made here (way_back.h) */
     uint64_t way_back_bytes;      /* of the cache, for those */
     struct ws_version_id

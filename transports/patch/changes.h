@@ -34,7 +34,7 @@ struct ws_changes;
 /* target, base: folders of versions. The base's may be missing where the delta has an edit for each block that it names.
  * threads 0: as many as there are cores, 8 at most. The caller frees *out. -EPROTO: the tensors' names, types or shapes differ;
  * -E2BIG: more changed than is worth listing, an eighth of all elements; -EBADMSG: the delta is damaged, or of other versions;
- * -ESTALE: a file was changed meanwhile; or what opening and reading the folders say. */
+ * -EOPNOTSUPP: a mount with need=learn would learn that all of it is read; -ESTALE: a file was changed meanwhile; or what opening and reading the folders say. */
 WS_MUST_USE int ws_changes_open(struct ws_changes **out, const char *target, const char *base,
                                 unsigned threads, struct ws_error *err);
 void ws_changes_free(struct ws_changes *c); /* NULL is fine */

@@ -125,7 +125,20 @@ static void name_of_base(const char *path, const struct ws_manifest *base, char 
     snprintf(out, WS_MAX_NAME + 1, "%.*s", (int)(n - from), path + from);
 }
 
-int ws_recorded_read(struct ws_recorded *out, const struct ws_checkpoint *target, const char *base,
+static int cannot_open(const char *target, const char *path, struct ws_error *err)
+{
+    if (errno == EFBIG)
+        return ws_error_set(err, E2BIG, "%s/%s: half of the version changed: reading it whole is better",
+                            target, path);
+    if (errno == EOPNOTSUPP)
+        return ws_error_set(
+            err, EOPNOTSUPP,
+            "%s/%s: the mount learns which tensors are read (need=learn): read the version whole", target,
+            path);
+    return ws_error_set(err, ENOENT, "%s/%s: %s", target, path, strerror(errno));
+}
+
+int ws_recorded_read(struct ws_recorded *out, const struct ws_version_folder *target, const char *base,
                      const struct ws_manifest *base_manifest, struct ws_error *err)
 {
     struct reading r = {.target = target->manifest, .err = err};
@@ -136,8 +149,7 @@ int ws_recorded_read(struct ws_recorded *out, const struct ws_checkpoint *target
     snprintf(path, sizeof(path), ".wsync/changes-from-%s", name);
     const int fd = openat(target->folder->fd, path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return ws_error_set(err, errno == EOPNOTSUPP ? EOPNOTSUPP : ENOENT, "%s/%s: %s", target->path, path,
-                            strerror(errno));
+        return cannot_open(target->path, path, err);
     int rc = make_link(&link, fd, target->manifest, base_manifest, err);
     if (rc == 0 && !base_manifest && strtoull(name, NULL, 10) != link.base.version)
         rc = ws_error_set(err, EBADMSG, "the delta is from %" PRIu64, link.base.version);

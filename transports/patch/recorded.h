@@ -3,7 +3,7 @@
 #ifndef WS_TRANSPORTS_PATCH_RECORDED_H
 #define WS_TRANSPORTS_PATCH_RECORDED_H
 #include "transports/delta/stream.h"
-#include "transports/patch/checkpoint.h"
+#include "transports/patch/version_folder.h"
 
 struct ws_recorded {
     size_t n;
@@ -11,9 +11,9 @@ struct ws_recorded {
 };
 
 /* target: with a manifest. base: what its folder is called, whose name is a version's; base_manifest: of that folder, or NULL where
- * there is none. -ENOENT, -EOPNOTSUPP: the mount has no such delta, and err says why; -EBADMSG: it is damaged, or between other
+ * there is none. -ENOENT: the mount has no such delta; -EOPNOTSUPP, -E2BIG: nor should another way be tried, and err says why; -EBADMSG: it is damaged, or between other
  * versions than these manifests'; -ENOMEM. */
-WS_MUST_USE int ws_recorded_read(struct ws_recorded *out, const struct ws_checkpoint *target,
+WS_MUST_USE int ws_recorded_read(struct ws_recorded *out, const struct ws_version_folder *target,
                                  const char *base, const struct ws_manifest *base_manifest,
                                  struct ws_error *err);
 void ws_recorded_free(struct ws_recorded *r); /* one that is all zero, too */

@@ -1,7 +1,9 @@
-#include "transports/patch/checkpoint.h"
+#include "transports/patch/version_folder.h"
 #include "transports/base/file.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -34,15 +36,24 @@ static int read_manifest(int fd, const char *path, struct ws_manifest **out, str
     return rc;
 }
 
-/* A folder that no mount shows has none. */
-static int find_manifest(struct ws_checkpoint *c, struct ws_error *err)
+int ws_version_folder_manifest(const char *path, struct ws_manifest **out, struct ws_error *err)
 {
-    const int fd = openat(c->folder->fd, ".wsync/manifest.json", O_RDONLY | O_CLOEXEC);
+    char file[PATH_MAX];
+    *out = NULL;
+    if (snprintf(file, sizeof(file), "%s/.wsync/manifest.json", path) >= (int)sizeof(file))
+        return ws_error_set(err, ENAMETOOLONG, "the path %s is too long", path);
+    const int fd = open(file, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return 0;
-    int rc = read_manifest(fd, c->path, &c->manifest, err);
+    const int rc = read_manifest(fd, path, out, err);
     close(fd);
-    for (size_t i = 0; rc == 0 && i < c->folder->n_files; i++) {
+    return rc;
+}
+
+static int find_manifest(struct ws_version_folder *c, struct ws_error *err)
+{
+    int rc = ws_version_folder_manifest(c->path, &c->manifest, err);
+    for (size_t i = 0; rc == 0 && c->manifest && i < c->folder->n_files; i++) {
         const struct ws_folder_file *f = &c->folder->files[i];
         const struct ws_manifest_file *m = ws_manifest_find(c->manifest, f->name);
         if (f->st && (!m || m->size_bytes != f->size_bytes))
@@ -52,9 +63,9 @@ static int find_manifest(struct ws_checkpoint *c, struct ws_error *err)
     return rc;
 }
 
-int ws_checkpoint_open(struct ws_checkpoint *c, const char *path, struct ws_error *err)
+int ws_version_folder_open(struct ws_version_folder *c, const char *path, struct ws_error *err)
 {
-    *c = (struct ws_checkpoint){.path = path};
+    *c = (struct ws_version_folder){.path = path};
     int rc = ws_folder_open(path, &c->folder, err);
     if (rc < 0)
         return rc;
@@ -73,11 +84,11 @@ int ws_checkpoint_open(struct ws_checkpoint *c, const char *path, struct ws_erro
     if (rc == 0)
         rc = find_manifest(c, err);
     if (rc < 0)
-        ws_checkpoint_close(c);
+        ws_version_folder_close(c);
     return rc;
 }
 
-void ws_checkpoint_close(struct ws_checkpoint *c)
+void ws_version_folder_close(struct ws_version_folder *c)
 {
     for (size_t i = 0; c->fds && i < c->folder->n_files; i++)
         if (c->fds[i] >= 0)
@@ -85,10 +96,10 @@ void ws_checkpoint_close(struct ws_checkpoint *c)
     free(c->fds);
     ws_manifest_free(c->manifest);
     ws_folder_free(c->folder);
-    *c = (struct ws_checkpoint){0};
+    *c = (struct ws_version_folder){0};
 }
 
-int ws_checkpoint_file(const struct ws_checkpoint *c, const char *name)
+int ws_version_folder_file(const struct ws_version_folder *c, const char *name)
 {
     size_t low = 0, high = c->folder->n_files;
     while (low < high) {
@@ -104,8 +115,8 @@ int ws_checkpoint_file(const struct ws_checkpoint *c, const char *name)
     return -1;
 }
 
-int ws_checkpoint_read(const struct ws_checkpoint *c, size_t file, void *bytes, size_t n, uint64_t at,
-                       struct ws_error *err)
+int ws_version_folder_read(const struct ws_version_folder *c, size_t file, void *bytes, size_t n, uint64_t at,
+                           struct ws_error *err)
 {
     const ssize_t got = ws_file_read(c->fds[file], bytes, n, at);
     if (got == (ssize_t)n)
