@@ -26,6 +26,7 @@ struct ws_engine_facts {
     char draft[16];    /* of a separate draft model: does a load reach it? "loaded", "unchanged", "unknown";
                         * empty: it has none */
     bool labels;       /* its version can be changed without a load */
+    bool patches;      /* says that wsync's package is in its workers, so that they may know how to patch */
     bool loads_draft;  /* load_draft will be taken, as far as it says what it was started with */
     /* What a load leaves wrong answers of (cpu_reload.h): */
     bool frees_int8_scales;    /* INT8 weights, or it does not say what it was started with */
@@ -35,7 +36,7 @@ struct ws_engine_facts {
 };
 /* Templates of a server of kind `remote`; see remote.c. NULL: a step that it does not have. */
 struct ws_engine_templates {
-    const char *pause, *load, *flush, *resume, *serving;
+    const char *pause, *load, *flush, *resume, *serving, *patch;
 };
 #define WS_CANCELS 3 /* the mount ends, the writer is interrupted, the operator cancels */
 struct ws_http_client;
@@ -79,6 +80,8 @@ struct ws_engine_adapters {
         char path[4096]; /* that it was loaded from; empty: not reported */
     } items[WS_MAX_ENGINE_ADAPTERS];
 };
+struct ws_engine_patch; /* patch.h */
+struct ws_engine_patch_reply;
 struct ws_engine_ops {
     const char *kind;               /* "sglang" */
     const char *const *pause_modes; /* NULL-terminated, the default first */
@@ -134,6 +137,12 @@ struct ws_engine_ops {
      * since. -EPROTO: this one does not say. */
     int (*process)(const struct ws_engine_target *t, char out[WS_ENGINE_PROCESS_CHARS + 1],
                    struct ws_error *err);
+    /* NULL: the kind cannot. One stage of a patch, asked of all workers (patch.h), which calls it. 0: all of them
+     * answered, also where they refuse; after a put or an undo that all of them did the engine also reports the version
+     * and the path that ask names. -EPROTO: it does not offer patches, and nothing was done. -EHOSTUNREACH, -EACCES,
+     * -EAGAIN: nothing was done. Else workers may have done it, or out has what they said and the record failed. */
+    int (*patch)(const struct ws_engine_target *t, const struct ws_engine_patch *ask,
+                 struct ws_engine_patch_reply *out, struct ws_error *err);
 };
 extern const struct ws_engine_ops ws_engine_sglang, ws_engine_vllm, ws_engine_remote;
 /* By kind; NULL when unknown. ws_engine_kinds: NULL-terminated list of names. */

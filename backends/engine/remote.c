@@ -7,8 +7,13 @@
  * contents in a body, and percent-encoded in a path. A server that gets {number} alone reports that one. Any
  * 2xx is success, unless the reply to a flush has "success": false. `serving` is METHOD:PATH:.KEY[.KEY...],
  * where the keys lead to the version in the JSON reply. Without `serving` a 2xx of the load is believed, so
- * give it wherever the server can be asked. */
-#include "backends/engine/call.h"
+ * give it wherever the server can be asked.
+ *
+ *     patch=POST:/patch:{"stage":"{stage}","plan":"{plan}","path":"{path}","base":"{base}","version":"{version}"}
+ *
+ * is for a server that has wsync's package in its workers: it answers {"results": [...]}, one object a worker, and takes
+ * {version} and {path} for what it holds after the stages put and undo. */
+#include "backends/engine/patch.h"
 #include "transports/base/limits.h"
 #include <ctype.h>
 #include <errno.h>
@@ -43,14 +48,26 @@ static void put_path(FILE *f, const char *text)
     }
 }
 
+/* What is put into a template; NULL: nothing. */
+struct values {
+    const char *path, *version, *stage, *plan, *base;
+};
+
+static const char *text_of(const char *value)
+{
+    return value ? value : "";
+}
+
 /* n bytes of a template with its placeholders filled in; NULL: no memory. */
-static char *fill(const char *text, size_t n, const char *path, const char *version,
-                  void (*put)(FILE *f, const char *text))
+static char *fill(const char *text, size_t n, const struct values *v, void (*put)(FILE *f, const char *text))
 {
     char number[64];
+    const char *version = text_of(v->version);
     const struct {
         const char *place, *text;
-    } places[] = {{"{path}", path}, {"{version}", version}, {"{number}", number}};
+    } places[] = {{"{path}", text_of(v->path)},   {"{version}", version},       {"{number}", number},
+                  {"{stage}", text_of(v->stage)}, {"{plan}", text_of(v->plan)}, {"{base}", text_of(v->base)}};
+    const size_t n_places = v->stage ? sizeof(places) / sizeof(places[0]) : 3;
     char *out = NULL;
     size_t len = 0;
     FILE *f = open_memstream(&out, &len);
@@ -59,9 +76,9 @@ static char *fill(const char *text, size_t n, const char *path, const char *vers
     snprintf(number, sizeof(number), "%.*s", (int)strcspn(version, "@"), version);
     for (const char *p = text; p < text + n;) {
         size_t i = 0, len_of_place = 1;
-        while (i < 3 && strncmp(p, places[i].place, strlen(places[i].place)) != 0)
+        while (i < n_places && strncmp(p, places[i].place, strlen(places[i].place)) != 0)
             i++;
-        if (i < 3) {
+        if (i < n_places) {
             put(f, places[i].text);
             len_of_place = strlen(places[i].place);
         } else {
@@ -82,17 +99,16 @@ static void release(struct request *q)
     free(q->body);
 }
 
-/* -EINVAL: no template. version, path: what is put in. */
-static int parse(const char *template, const char *path, const char *version, struct request *out,
-                 struct ws_error *err)
+/* -EINVAL: no template. */
+static int parse(const char *template, const struct values *v, struct request *out, struct ws_error *err)
 {
     *out = (struct request){.post = strncmp(template, "POST:/", 6) == 0};
     if (!out->post && strncmp(template, "GET:/", 5) != 0)
         return ws_error_set(
             err, EINVAL, "'%.100s' is no template: write METHOD:/PATH[:BODY], METHOD GET or POST", template);
     const char *at = strchr(template, ':') + 1, *body = strchr(at, ':');
-    out->path = fill(at, body ? (size_t)(body - at) : strlen(at), path, version, put_path);
-    out->body = body ? fill(body + 1, strlen(body + 1), path, version, put_json) : NULL;
+    out->path = fill(at, body ? (size_t)(body - at) : strlen(at), v, put_path);
+    out->body = body ? fill(body + 1, strlen(body + 1), v, put_json) : NULL;
     if (!out->path || (body && !out->body)) {
         release(out);
         return ws_error_set(err, ENOMEM, "no memory for a request");
@@ -101,13 +117,13 @@ static int parse(const char *template, const char *path, const char *version, st
 }
 
 /* Runs a template; fresh: sent once at most; reply may be NULL. */
-static int run(const struct ws_engine_target *t, const char *template, const char *path, const char *version,
-               bool fresh, unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
+static int run_with(const struct ws_engine_target *t, const char *template, const struct values *v,
+                    bool fresh, unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
 {
     struct request q;
     struct ws_http_reply own;
     json_t *body = NULL;
-    int rc = parse(template, path, version, &q, err);
+    int rc = parse(template, v, &q, err);
     if (rc)
         return rc;
     if (q.post)
@@ -131,6 +147,13 @@ static int run(const struct ws_engine_target *t, const char *template, const cha
     json_decref(body);
     release(&q);
     return rc;
+}
+
+static int run(const struct ws_engine_target *t, const char *template, const char *path, const char *version,
+               bool fresh, unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
+{
+    return run_with(t, template, &(struct values){.path = path, .version = version}, fresh, timeout_ms, reply,
+                    err);
 }
 
 /* ".version", ".data.weights.version": a string or a number. */
@@ -177,13 +200,14 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
                  struct ws_engine_serving *out, struct ws_error *err)
 {
     const char *const all[] = {t->templates->pause, t->templates->load, t->templates->flush,
-                               t->templates->resume};
+                               t->templates->resume, t->templates->patch};
+    const struct values any = {"/p", "1", "state", "p", "/b"};
     struct request q;
-    *facts = (struct ws_engine_facts){.known = true};
+    *facts = (struct ws_engine_facts){.known = true, .patches = t->templates->patch};
     if (!t->templates->load)
         return ws_error_set(err, EINVAL, "an engine of kind remote needs load=METHOD:/PATH[:BODY]");
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        int rc = all[i] ? parse(all[i], "/p", "1", &q, err) : 0;
+        int rc = all[i] ? parse(all[i], &any, &q, err) : 0;
         if (rc)
             return rc;
         if (all[i])
@@ -227,18 +251,47 @@ static int flush(const struct ws_engine_target *t, struct ws_error *err)
     return flushes ? ws_call_while_busy(t, ws_call_short_ms(t), flush_once, err) : 0;
 }
 
-static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
+/* template: by which it was told. */
+static int confirm(const struct ws_engine_target *t, const char *template, const char *path,
+                   const char *version, struct ws_error *err)
 {
     struct ws_engine_serving now;
     char number[sizeof(now.version)];
-    bool whole = strstr(t->templates->load, "{version}"); /* else the server got the number alone, or none */
+    bool whole = strstr(template, "{version}"); /* else the server got the number alone, or none */
     snprintf(number, sizeof(number), "%.*s", (int)strcspn(version, "@"), version);
-    int rc = run(t, t->templates->load, path, version, true, t->timeout_ms, NULL, err);
-    if (!rc)
-        rc = ws_call_after_request(serving(t, &now, err), err);
+    int rc = ws_call_after_request(serving(t, &now, err), err);
     if (!rc && now.version[0] && strcmp(now.version, whole ? version : number) != 0)
         rc = ws_error_set(err, EREMOTEIO, "%s said that it loaded %s, but serves version '%s'", t->url, path,
                           now.version);
+    return rc;
+}
+
+static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
+{
+    int rc = run(t, t->templates->load, path, version, true, t->timeout_ms, NULL, err);
+    return rc ? rc : confirm(t, t->templates->load, path, version, err);
+}
+
+static int patch(const struct ws_engine_target *t, const struct ws_engine_patch *ask,
+                 struct ws_engine_patch_reply *out, struct ws_error *err)
+{
+    const bool changes = ask->stage == WS_PATCH_PUT || ask->stage == WS_PATCH_UNDO;
+    const struct values v = {.path = ask->target ? ask->target : ask->path,
+                             .version = ask->version,
+                             .stage = ws_engine_patch_stage_name(ask->stage),
+                             .plan = ask->plan,
+                             .base = ask->base};
+    struct ws_http_reply reply;
+    if (!t->templates->patch)
+        return ws_error_set(err, EPROTO, "%s was added without patch=", t->url);
+    int rc =
+        run_with(t, t->templates->patch, &v, true, ws_engine_patch_within_ms(t, ask->stage), &reply, err);
+    if (rc)
+        return rc;
+    rc = ws_engine_patch_read(t, ask, json_object_get(reply.json, "results"), 0, out, err);
+    ws_http_reply_release(&reply);
+    if (rc == 0 && changes && out->ok)
+        rc = confirm(t, t->templates->patch, ask->path, ask->version, err);
     return rc;
 }
 
@@ -251,4 +304,5 @@ const struct ws_engine_ops ws_engine_remote = {
     .flush = flush,
     .resume = resume,
     .serving = serving,
+    .patch = patch,
 };

@@ -28,6 +28,7 @@
 #include "backends/engine/pause.h"
 #include "backends/engine/sglang_adapters.h"
 #include "backends/engine/sglang_info.h"
+#include "backends/engine/sglang_patch.h"
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -214,6 +215,7 @@ static int read_arguments(const struct ws_engine_target *t, struct ws_engine_fac
     find_embedding_cache(t, reply.json, facts);
     if (json_is_true(json_object_get(reply.json, "enable_lora")))
         facts->max_adapter_rank = rank_of(json_object_get(reply.json, "max_lora_rank"));
+    facts->patches = plugin_says(reply.json, "patches");
     rc = check_draft(t, reply.json, facts, err);
     if (strcmp(ws_call_text(&reply, "load_format"), "dummy") == 0)
         facts->routes |= WAS_DUMMY;
@@ -404,6 +406,26 @@ static int load_draft(const struct ws_engine_target *t, const char *path, const 
                                  err);
 }
 
+/* The schedulers do it, and the server, which asks them, only takes note of what they have: the plug-in answers a load
+ * that names their plan without loading. */
+static int patch(const struct ws_engine_target *t, const struct ws_engine_patch *ask,
+                 struct ws_engine_patch_reply *out, struct ws_error *err)
+{
+    struct ws_engine_target aside = *t;
+    aside.acted = NULL;
+    int rc = ws_sglang_patch(t, ask, out, err);
+    if (rc || !out->ok || (ask->stage != WS_PATCH_PUT && ask->stage != WS_PATCH_UNDO))
+        return rc;
+    memset(aside.cancel + 1, 0, sizeof(aside.cancel) - sizeof(aside.cancel[0])); /* as after a load */
+    aside.end_ns = 0;
+    rc = update_from_disk(&aside, ask->path,
+                          json_pack("{s:s, s:s, s:b, s:{s:{s:s, s:s}}}", "model_path", ask->path,
+                                    "weight_version", ask->version, "flush_cache", 0, "manifest",
+                                    "wsync_patch", "stage", "note", "plan", ask->plan),
+                          err);
+    return rc ? rc : confirm(&aside, ask->path, ask->version, err);
+}
+
 /* 400: requests run or wait. While it is paused those that wait do not count. */
 static int flush_once(const struct ws_engine_target *t, struct ws_error *err)
 {
@@ -461,4 +483,5 @@ const struct ws_engine_ops ws_engine_sglang = {
     .adapters = ws_sglang_adapters,
     .load_draft = load_draft,
     .process = process,
+    .patch = patch,
 };

@@ -28,6 +28,7 @@
  * - With data-parallel experts a resume is refused while a pause is under way, even if its caller has given
  *   up. */
 #include "backends/engine/load.h"
+#include "backends/engine/patch.h"
 #include "backends/engine/pause.h"
 #include "backends/engine/vllm_adapters.h"
 #include "backends/engine/vllm_config.h"
@@ -349,6 +350,41 @@ static int load_draft(const struct ws_engine_target *t, const char *path, const 
     return rc ? rc : ws_vllm_transfer_draft(t, path, err);
 }
 
+/* A failure of a worker, also for want of the method, is a 500. */
+static int patch_by_rpc(const struct ws_engine_target *t, const struct ws_engine_patch *ask,
+                        struct ws_engine_patch_reply *out, struct ws_error *err)
+{
+    json_t *arguments = ws_engine_patch_arguments(ask);
+    json_t *body = arguments ? json_pack("{s:s, s:o}", "method", "wsync_patch", "kwargs", arguments) : NULL;
+    struct ws_http_reply reply;
+    int rc =
+        ws_call_post_once(t, "/collective_rpc", body, ws_engine_patch_within_ms(t, ask->stage), &reply, err);
+    if (rc)
+        return rc;
+    rc = reply.status == 200
+             ? ws_engine_patch_read(t, ask, json_object_get(reply.json, "results"), 0, out, err)
+             : ws_engine_patch_not_offered(t, &reply, err);
+    ws_http_reply_release(&reply);
+    return rc;
+}
+
+/* What else it is asked does not count as the stage. */
+static int patch(const struct ws_engine_target *t, const struct ws_engine_patch *ask,
+                 struct ws_engine_patch_reply *out, struct ws_error *err)
+{
+    const bool changes = ask->stage == WS_PATCH_PUT || ask->stage == WS_PATCH_UNDO;
+    struct ws_engine_target aside = *t;
+    aside.acted = NULL;
+    if (!has(t, HAS_RPC))
+        return ws_error_set(err, EPROTO, "%s offers no /collective_rpc, by which workers patch", t->url);
+    int rc = changes ? stay_paused(&aside, err) : 0;
+    if (rc == 0)
+        rc = patch_by_rpc(t, ask, out, err);
+    if (rc == 0 && changes && out->ok && has(t, HAS_VERSION))
+        rc = record_loaded(&aside, ask->version, err);
+    return rc;
+}
+
 /* {"success": bool}; older releases answer without a body. Requests that were frozen in the pause hold
  * blocks: they give them up and are computed anew, with the new weights. */
 static int flush_once(const struct ws_engine_target *t, struct ws_error *err)
@@ -412,4 +448,5 @@ const struct ws_engine_ops ws_engine_vllm = {
     .adapters = ws_vllm_adapters,
     .load_draft = load_draft,
     .process = process,
+    .patch = patch,
 };

@@ -72,6 +72,7 @@ static void find_reload(const json_t *config, struct ws_engine_facts *facts)
 {
     const json_t *device = member(config, "device_config", "device");
     const bool mends = mends_reloads(config);
+    facts->patches = is_text(member(config, "parallel_config", "worker_extension_cls"), EXTENSION);
     facts->frees_int8_scales = !mends && may_be(device, "cpu") &&
                                may_be(member(config, "model_config", "quantization"), "compressed-tensors");
     facts->leaves_experts = !mends && is_text(device, "cpu");

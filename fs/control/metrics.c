@@ -190,6 +190,40 @@ static void pauses(const struct ws_control *c, FILE *f)
         }
 }
 
+/* Of engines that are patched, or were to be. */
+static void updates(const struct ws_control *c, FILE *f)
+{
+    char labels[LABELS_BYTES];
+    for (const struct ws_controller *ctl = c->controllers; ctl; ctl = ctl->next)
+        for (const struct ws_engine *e = ctl->engines; e; e = e->next) {
+            const struct ws_patching *p = &e->patching;
+            if (!ws_patching_is_shown(p))
+                continue;
+            put_label(labels, put_label(labels, 0, "model", ctl->name), "engine", e->name);
+            fprintf(f,
+                    "wsync_engine_updates_total{%s,how=\"patch\"} %" PRIu64
+                    "\nwsync_engine_updates_total{%s,how=\"whole\"} %" PRIu64
+                    "\nwsync_engine_updates_total{%s,how=\"undo\"} %" PRIu64 "\n",
+                    labels, p->patched, labels, p->whole, labels, p->undone);
+        }
+}
+
+static void comparisons(const struct ws_control *c, FILE *f)
+{
+    char labels[LABELS_BYTES];
+    for (const struct ws_controller *ctl = c->controllers; ctl; ctl = ctl->next)
+        for (const struct ws_engine *e = ctl->engines; e; e = e->next) {
+            const struct ws_patching *p = &e->patching;
+            if (!p->verify_s)
+                continue;
+            put_label(labels, put_label(labels, 0, "model", ctl->name), "engine", e->name);
+            fprintf(f,
+                    "wsync_engine_verifications_total{%s,result=\"ok\"} %" PRIu64
+                    "\nwsync_engine_verifications_total{%s,result=\"drifted\"} %" PRIu64 "\n",
+                    labels, p->verified, labels, p->drifted);
+        }
+}
+
 void ws_metrics_print(struct ws_control *c, FILE *f)
 {
     struct printer p = {c, f};
@@ -219,5 +253,11 @@ void ws_metrics_print(struct ws_control *c, FILE *f)
     switches(c, f);
     family(f, "pause_seconds", "histogram", "How long a switch paused each engine.");
     pauses(c, f);
+    family(f, "engine_updates_total", "counter",
+           "How versions came into engines that are patched: by a patch, as a whole, or back by its undo.");
+    updates(c, f);
+    family(f, "engine_verifications_total", "counter",
+           "Comparisons of an engine's weights with the files (verify=), by what they found.");
+    comparisons(c, f);
     pthread_mutex_unlock(&c->lock);
 }

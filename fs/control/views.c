@@ -172,6 +172,20 @@ static void print_members(const struct ws_engine *e, FILE *f)
         print_quoted(f, "adapters_error", e->adapter_error);
 }
 
+/* By which way versions come into it. Under the lock. */
+static void print_patching(const struct ws_patching *p, FILE *f)
+{
+    if (!ws_patching_is_shown(p))
+        return;
+    fprintf(f, " update=%s", ws_update_name(p->update));
+    if (p->is_known)
+        fprintf(f, " how=%s", p->is_patched ? "patch" : "whole");
+    if (p->why[0])
+        print_quoted(f, "why_whole", p->why);
+    if (p->drifted)
+        fprintf(f, " drifted=%" PRIu64, p->drifted);
+}
+
 static void print_engine(const struct ws_engine *e, const char *run, FILE *f)
 {
     fprintf(f, "%s %s ", e->name, ws_engine_state_name(e->condition.state));
@@ -180,6 +194,7 @@ static void print_engine(const struct ws_engine *e, const char *run, FILE *f)
     if (e->facts.draft[0])
         fprintf(f, " draft=%s", e->facts.draft);
     print_members(e, f);
+    print_patching(&e->patching, f);
     if (e->condition.state == WS_ENGINE_STALE && !e->condition.error[0] && !e->ops->external)
         fprintf(f, " error=\"not the current version; engine sync %s brings it along\"", e->name);
     print_quoted(f, "error", e->condition.error);

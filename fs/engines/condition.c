@@ -56,6 +56,11 @@ bool ws_condition_names_another(const struct ws_condition *c, const struct ws_en
     return c->reports.version && strcmp(now->version, c->version) != 0;
 }
 
+bool ws_condition_may_be_patched(const struct ws_condition *c)
+{
+    return c->weights == WS_WEIGHTS_SOUND && c->state != WS_ENGINE_BROKEN && !c->abandoned && !c->sleeping;
+}
+
 bool ws_condition_was_told_to_load(const struct ws_condition *c)
 {
     return c->weights == WS_WEIGHTS_LOADING || c->weights == WS_WEIGHTS_LOADED;
@@ -168,6 +173,16 @@ bool ws_condition_reported(struct ws_condition *c, const char *version)
         return false;
     KEEP(c->version, version);
     see(c, WS_ENGINE_SERVING, NULL);
+    return true;
+}
+
+bool ws_condition_drifted(struct ws_condition *c, const char *why)
+{
+    if (c->in_switch || !ws_condition_answers(c))
+        return false;
+    c->weights = WS_WEIGHTS_LOST;
+    c->abandoned = true; /* it is reconciled without a command */
+    see(c, WS_ENGINE_BROKEN, why);
     return true;
 }
 

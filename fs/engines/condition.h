@@ -11,6 +11,7 @@
  *                it is paused, or was left so and cannot say             -> PAUSED
  *     silent                                                             -> UNKNOWN
  *     reported   by the framework that drives it                         -> SERVING
+ *     drifted    (where it is SERVING or STALE)                          -> BROKEN
  *
  * ... and while one has it, from begin to over, where those three are refused:
  *
@@ -44,6 +45,12 @@
  * two: an engine that reports later that it is paused is reconciled again (`stray_pause`).
  *
  * A load that the engine never received changes none of this: it continues with its former version.
+ *
+ * A patch (backends/engine/patch.h) takes the way of a load: one that is put is LOADED, one that was sent and is not
+ * known to be put is LOADING, one of which no worker wrote anything was never received. Its undo is the load of what it
+ * held: done, it is LOADED with that, else LOADING, and the whole load back follows.
+ *
+ * Weights that are found to differ from their file (`drifted`) are LOST, and the engine is reconciled.
  *
  * What outlives a daemon: `broken` (LOST, LOADING, BROKEN) and `uncertain`, in the settings `doubted` (`abandoned`,
  * `unanswered` or `in_switch`: also an engine that serves already has to go back while others can fail, so that it is
@@ -115,6 +122,8 @@ bool ws_condition_is_behind(const struct ws_condition *c);
 bool ws_condition_lacks_path(const struct ws_condition *c);
 /* Does it name another version than the one that it was left with? */
 bool ws_condition_names_another(const struct ws_condition *c, const struct ws_engine_serving *now);
+/* May a patch begin from what it holds? Its weights are good, and nothing of an earlier switch is open. */
+bool ws_condition_may_be_patched(const struct ws_condition *c);
 /* Of the switch that has it: was it told to load? */
 bool ws_condition_was_told_to_load(const struct ws_condition *c);
 /* ... was it paused or sent a load, so that it has to be rolled back? */
@@ -142,6 +151,8 @@ bool ws_condition_answered(struct ws_condition *c, const struct ws_engine_servin
 bool ws_condition_silent(struct ws_condition *c, const char *why,
                          bool *lost); /* *lost: it had answered before */
 bool ws_condition_reported(struct ws_condition *c, const char *version);
+/* It serves, and holds something else than the file has. */
+bool ws_condition_drifted(struct ws_condition *c, const char *why);
 /* It was probed: what it serves and where that is from. Also at the begin of a switch. */
 void ws_condition_probed(struct ws_condition *c, const struct ws_engine_serving *now);
 

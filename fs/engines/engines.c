@@ -50,7 +50,7 @@ void ws_engine_call_init(struct ws_engine *e, struct ws_control *c, struct ws_en
     const char *token = e->token.text, *admin_token = e->admin_token.text;
     pthread_mutex_unlock(&c->lock);
     out->templates = (struct ws_engine_templates){e->templates[0], e->templates[1], e->templates[2],
-                                                  e->templates[3], e->templates[4]};
+                                                  e->templates[3], e->templates[4], e->templates[5]};
     out->target = (struct ws_engine_target){.http = c->http,
                                             .url = e->url,
                                             .token = token,
@@ -181,7 +181,7 @@ static int find_kind(const char *kind, const struct ws_engine_ops **out, struct 
 static int check_options(const struct ws_command *q, const struct ws_engine_ops *ops, struct ws_error *err)
 {
     static const enum ws_option templates[] = {WS_OPTION_LOAD, WS_OPTION_FLUSH, WS_OPTION_RESUME,
-                                               WS_OPTION_SERVING};
+                                               WS_OPTION_SERVING, WS_OPTION_PATCH};
     const char *prefix = q->options[WS_OPTION_PREFIX];
     if (!ws_name_is_safe(q->args[0]) || strchr(q->args[0], ' '))
         return ws_error_set(err, EINVAL, "'%s' is no name for an engine: no blanks and no slash", q->args[0]);
@@ -205,7 +205,12 @@ static int check_options(const struct ws_command *q, const struct ws_engine_ops 
     for (size_t i = 0; ops != &ws_engine_remote && i < sizeof(templates) / sizeof(templates[0]); i++)
         if (q->options[templates[i]])
             return ws_error_set(
-                err, EINVAL, "load=, flush=, resume= and serving= are templates of engines of kind remote");
+                err, EINVAL,
+                "load=, flush=, resume=, serving= and patch= are templates of engines of kind remote");
+    const char *patch = q->options[WS_OPTION_PATCH];
+    if (patch && !(strstr(patch, "{stage}") && strstr(patch, "{plan}")))
+        return ws_error_set(err, EINVAL,
+                            "patch= has no {stage} or no {plan}: it is sent for each stage of a patch");
     if (ops != &ws_engine_sglang && q->options[WS_OPTION_LOAD_FORMAT])
         return ws_error_set(err, EINVAL,
                             "load-format= is SGLang's: an engine of kind %s is told no format with a load",
@@ -224,8 +229,9 @@ static int check_options(const struct ws_command *q, const struct ws_engine_ops 
 
 static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct ws_error *err)
 {
-    static const enum ws_option templates[WS_ENGINE_TEMPLATES] = {
-        WS_OPTION_PAUSE, WS_OPTION_LOAD, WS_OPTION_FLUSH, WS_OPTION_RESUME, WS_OPTION_SERVING};
+    static const enum ws_option templates[WS_ENGINE_TEMPLATES] = {WS_OPTION_PAUSE,   WS_OPTION_LOAD,
+                                                                  WS_OPTION_FLUSH,   WS_OPTION_RESUME,
+                                                                  WS_OPTION_SERVING, WS_OPTION_PATCH};
     const char *const *o = q->options;
     bool remote = e->ops == &ws_engine_remote;
     const bool reports_version =
@@ -257,6 +263,8 @@ static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct w
     e->short_ms = pause_timeout_s * 1000;
     if (rc == 0 && !remote)
         rc = check_pause_mode(e->ops, o[WS_OPTION_PAUSE], err);
+    if (rc == 0)
+        rc = ws_patching_init(&e->patching, e->ops, q, err);
     if (rc == 0)
         rc = ws_members_parse(o[WS_OPTION_ADAPTERS], o[WS_OPTION_DRAFT], &e->members, err);
     for (size_t i = 0; rc == 0 && i < sizeof(strings) / sizeof(strings[0]); i++)

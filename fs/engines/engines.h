@@ -7,13 +7,14 @@
 #include "fs/engines/draft.h"
 #include "fs/engines/grammar.h"
 #include "fs/engines/members.h"
+#include "fs/engines/patching.h"
 #include "fs/store/histogram.h"
 #include "transports/access/bearer.h"
 
 struct ws_control;
 struct ws_controller;
 
-#define WS_ENGINE_TEMPLATES 5
+#define WS_ENGINE_TEMPLATES 6
 /* A token of an engine's. Its file is looked at before each use of the engine; what it held before stays, since calls
  * may have it. Guarded by the control's lock. */
 struct ws_engine_token {
@@ -32,7 +33,7 @@ struct ws_engine {
     char *files, *token_file, *admin_token_file;                    /* never change */
     struct ws_engine_token token, admin_token;
     char *mounts; /* "H1,H2:/wsync": mounts of other nodes that it reads; NULL: none */
-    char *templates[WS_ENGINE_TEMPLATES]; /* remote: pause, load, flush, resume, serving; NULL: none */
+    char *templates[WS_ENGINE_TEMPLATES]; /* remote: pause, load, flush, resume, serving, patch; NULL: none */
     char *group;                          /* NULL: none; engines of one are never parted */
     char *line;                           /* the command that added it, for the state file */
     struct ws_members members;            /* never change */
@@ -52,6 +53,7 @@ struct ws_engine {
     unsigned lost_looks; /* looks in a row at which it listed adapters whose files are gone */
     struct ws_backoff adapter_backoff;
     struct ws_draft draft;
+    struct ws_patching patching; /* update and verify_s never change */
 };
 
 /* Would such an engine be understood? Nothing is asked of it. -EINVAL. */

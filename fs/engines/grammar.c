@@ -148,6 +148,8 @@ static const char *const option_names[WS_OPTION_COUNT] = {
     [WS_OPTION_ENGINE] = "engine",     [WS_OPTION_LOAD_FORMAT] = "load-format",
     [WS_OPTION_FILES] = "files",       [WS_OPTION_UNTIL] = "until",
     [WS_OPTION_ADAPTERS] = "adapters", [WS_OPTION_DRAFT] = "draft",
+    [WS_OPTION_UPDATE] = "update",     [WS_OPTION_VERIFY] = "verify",
+    [WS_OPTION_PATCH] = "patch",
 };
 #define OPTION(name) (1U << WS_OPTION_##name)
 
@@ -198,15 +200,15 @@ static const struct syntax {
      OPTION(PREFIX) | OPTION(PAUSE) | OPTION(TIMEOUT) | OPTION(TOKEN_FILE) | OPTION(CACHE) | OPTION(GROUP) |
          OPTION(LOAD) | OPTION(FLUSH) | OPTION(RESUME) | OPTION(SERVING) | OPTION(MOUNTS) |
          OPTION(ADMIN_TOKEN_FILE) | OPTION(CA_FILE) | OPTION(PAUSE_TIMEOUT) | OPTION(LOAD_FORMAT) |
-         OPTION(FILES) | OPTION(ADAPTERS) | OPTION(DRAFT),
+         OPTION(FILES) | OPTION(ADAPTERS) | OPTION(DRAFT) | OPTION(UPDATE) | OPTION(VERIFY) | OPTION(PATCH),
      0,
      "engine add NAME sglang|vllm|remote URL [prefix=PATH] [pause=MODE] [timeout=S] [pause-timeout=S] "
      "[token-file=F] "
      "[admin-token-file=F] [files=DIR] [ca-file=F] [cache=local|external|keep] [group=G] "
      "[mounts=HOST,HOST:MOUNT...] "
      "[load-format=F] "
-     "[adapters=MODEL[:K],MODEL[:K]...] [draft=MODEL] "
-     "[load=T flush=T resume=T serving=T]; engine add NAME external",
+     "[adapters=MODEL[:K],MODEL[:K]...] [draft=MODEL] [update=auto|patch|whole] [verify=S] "
+     "[load=T flush=T resume=T serving=T patch=T]; engine add NAME external",
      "register an inference server; prefix: where it sees this mount; timeout: of a load (300), of the rest "
      "a tenth or "
      "pause-timeout; admin-token-file: for the routes that change it; ca-file: whom to trust for https; "
@@ -216,9 +218,15 @@ static const struct syntax {
      "adapters: models whose versions it loads beside its own, K of each kept (2), each by its name "
      "MODEL@VERSION; "
      "draft: the model of its draft model, which is switched with its own; mounts: other "
-     "mounts that it reads, which must have a version before it is paused; for remote, pause, load, flush, "
+     "mounts that it reads, which must have a version before it is paused; update: how a version comes into "
+     "it, "
+     "patch: what changed is written into its weights, and a load of the whole version is reported, auto "
+     "(default): the same where it can, whole: always the whole version; verify: seconds after which its "
+     "patched weights are compared with the files, again and again; for remote, pause, load, flush, "
      "resume and serving "
-     "are templates METHOD:/PATH[:BODY] with {path}, {version} (42@RUN) and {number}; external: driven by "
+     "are templates METHOD:/PATH[:BODY] with {path}, {version} (42@RUN) and {number}, and patch with "
+     "{stage}, "
+     "{plan}, {base} too; external: driven by "
      "its own framework, "
      "which says "
      "`loaded`"},

@@ -85,6 +85,9 @@ enum ws_option {
     WS_OPTION_LOAD_FORMAT,
     WS_OPTION_ADAPTERS,
     WS_OPTION_DRAFT,
+    WS_OPTION_UPDATE,
+    WS_OPTION_VERIFY,
+    WS_OPTION_PATCH, /* a template of kind remote */
     WS_OPTION_COUNT
 };
 struct ws_command {

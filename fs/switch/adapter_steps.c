@@ -195,7 +195,8 @@ bool ws_adapter_step_moves(const struct ws_switch_engine *se)
 bool ws_adapter_step_is_due(const struct ws_switch_engine *se)
 {
     return ws_adapter_step_moves(se) ||
-           (se->n_adapters > 0 && se->target && se->engine->ops->load_drops_adapters);
+           (se->n_adapters > 0 && se->target && se->engine->ops->load_drops_adapters &&
+            !se->patch.put); /* a patch leaves them */
 }
 
 bool ws_adapter_step_has_changed(const struct ws_switch_engine *se)

@@ -162,7 +162,8 @@ int ws_switch_catch_up(struct ws_control *c, struct ws_controller *ctl, struct w
                               .deadline_ns = ws_switch_deadline(&o),
                               .items = aim.items,
                               .n_items = aim.n,
-                              .own_only = true};
+                              .own_only = true,
+                              .loads_whole = true};
     rc = ws_switch_claim(c, aim.items, aim.n, true, &waits, err);
     if (rc == 0 && is_preparing(c, ctl, err)) {
         ws_switch_claim_release(c, aim.items, aim.n, false, false);

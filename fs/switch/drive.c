@@ -3,6 +3,7 @@
 #include "fs/switch/adapter_steps.h"
 #include "fs/switch/draft_steps.h"
 #include "fs/switch/engine_query.h"
+#include "fs/switch/patch_steps.h"
 #include "transports/base/clock.h"
 #include <errno.h>
 #include <limits.h>
@@ -39,6 +40,7 @@ static const struct {
     const char *failed; /* "engine a ... version 42" */
     bool may_wait;      /* an engine that is brought along alone runs without: the reconciler tries again */
 } steps[] = {{pauses, ws_engine_step_query, "could not be told of", false},
+             {ws_patch_step_is_due, ws_patch_step_prepare, "was not prepared for", false},
              {pauses, ws_engine_step_pause, "could not be paused for", false},
              {loads_target, ws_engine_step_load, "did not load", false},
              {loads_draft, ws_draft_step_load, "did not load the draft model of", false},

@@ -2,6 +2,7 @@
 #include "backends/engine/load.h"
 #include "fs/switch/adapter_steps.h"
 #include "fs/switch/draft_steps.h"
+#include "fs/switch/patch_steps.h"
 #include "fs/switch/settings.h"
 #include "transports/base/clock.h"
 #include "transports/base/workers.h"
@@ -143,29 +144,33 @@ size_t ws_engine_step_each(struct ws_switch_run *r, unsigned batch,
     return failed;
 }
 
-static void post_event(struct ws_switch_engine *se, const char *phase, uint64_t start_ns, int rc)
+void ws_engine_step_event(struct ws_switch_engine *se, const char *phase, uint64_t start_ns, int rc)
 {
     char why[WS_ERROR_TEXT], pause[32] = "";
     if (se->pause_s > 0)
         snprintf(pause, sizeof(pause), " pause=%.3f", se->pause_s);
     ws_controller_event(se->run->control, se->controller,
-                        "%s model=%s version=%s engine=%s seconds=%.3f%s result=%s%s%.300s%s", phase,
+                        "%s model=%s version=%s engine=%s seconds=%.3f%s%s%s result=%s%s%.300s%s", phase,
                         se->controller->name, se->to_version, se->engine->name,
-                        (double)(ws_clock_ns() - start_ns) * 1e-9, pause, rc < 0 ? ws_errno_name(-rc) : "ok",
-                        rc < 0 ? " why=\"" : "", rc < 0 ? ws_controller_quotable(se->err.text, why) : "",
-                        rc < 0 ? "\"" : "");
+                        (double)(ws_clock_ns() - start_ns) * 1e-9, pause, se->patch.how[0] ? " " : "",
+                        se->patch.how, rc < 0 ? ws_errno_name(-rc) : "ok", rc < 0 ? " why=\"" : "",
+                        rc < 0 ? ws_controller_quotable(se->err.text, why) : "", rc < 0 ? "\"" : "");
+    se->patch.how[0] = 0;
 }
 
 /* --- one engine --- */
 
+const char *ws_engine_step_mountpoint(const struct ws_switch_engine *se)
+{
+    return se->engine->prefix ? se->engine->prefix : se->run->control->options.mountpoint;
+}
+
 void ws_engine_step_path(const struct ws_switch_engine *se, struct ws_model *m, struct ws_version *v,
                          char out[PATH_MAX])
 {
-    const struct ws_engine *e = se->engine;
     char name[WS_MAX_NAME + 1];
     ws_version_name(v, name);
-    snprintf(out, PATH_MAX, "%s/%s/%s", e->prefix ? e->prefix : se->run->control->options.mountpoint,
-             ws_model_name(m), name);
+    snprintf(out, PATH_MAX, "%s/%s/%s", ws_engine_step_mountpoint(se), ws_model_name(m), name);
 }
 
 void ws_engine_step_current(struct ws_switch_engine *se, char text[WS_VERSION_ID_TEXT], char path[PATH_MAX])
@@ -189,7 +194,7 @@ int ws_engine_step_fail(struct ws_switch_engine *se, uint64_t start, int rc)
     ws_condition_failed(ws_engine_step_lock(se), se->err.text);
     ws_engine_step_unlock(se);
     se->lost = true;
-    post_event(se, "paused", start, rc);
+    ws_engine_step_event(se, "paused", start, rc);
     return rc;
 }
 
@@ -216,7 +221,7 @@ int ws_engine_step_pause(struct ws_switch_engine *se)
     int rc = pause_engine(se);
     if (rc < 0)
         return ws_engine_step_fail(se, start, rc);
-    post_event(se, "paused", start, rc);
+    ws_engine_step_event(se, "paused", start, rc);
     return 0;
 }
 
@@ -240,9 +245,13 @@ int ws_engine_step_load(struct ws_switch_engine *se)
 {
     uint64_t start = ws_clock_ns();
     bool told;
-    int rc = load_path(se, se->to_path, se->to_version_id, &told);
+    int rc;
+    if (!ws_patch_step_put(se, &rc)) {
+        rc = load_path(se, se->to_path, se->to_version_id, &told);
+        ws_patch_step_whole(se, rc);
+    }
     se->lost = rc < 0;
-    post_event(se, "loaded", start, rc);
+    ws_engine_step_event(se, "loaded", start, rc);
     return rc;
 }
 
@@ -259,7 +268,7 @@ int ws_engine_step_flush(struct ws_switch_engine *se)
     int rc = flush(se);
     se->lost = rc < 0;
     if (se->engine->cache != WS_CACHE_KEEP)
-        post_event(se, "flushed", start, rc);
+        ws_engine_step_event(se, "flushed", start, rc);
     return rc;
 }
 
@@ -330,7 +339,7 @@ int ws_engine_step_resume(struct ws_switch_engine *se)
         ws_condition_resume_failed(c, se->err.text);
     ws_engine_step_unlock(se);
     se->lost = rc < 0;
-    post_event(se, "resumed", start, rc);
+    ws_engine_step_event(se, "resumed", start, rc);
     return rc;
 }
 
@@ -440,7 +449,9 @@ int ws_engine_step_bring_back(struct ws_switch_engine *se)
     snprintf(path, sizeof(path), "%s", c->back_path);
     snprintf(version, sizeof(version), "%s", c->back_version[0] ? c->back_version : "default");
     ws_engine_step_unlock(se);
-    if (loads && path[0])
+    if (touched && ws_patch_step_undo(se))
+        rc = 0;
+    else if (loads && path[0])
         rc = load_back(se, path, version, &heard);
     else if (touched)
         rc = ws_error_set(&se->err, EREMOTEIO, "it never said what it served before");
@@ -465,7 +476,7 @@ int ws_engine_step_bring_back(struct ws_switch_engine *se)
     } else {
         stay(se, heard, current[0]);
     }
-    post_event(se, "brought-back", start, rc);
+    ws_engine_step_event(se, "brought-back", start, rc);
     se->err = why;
     return rc;
 }

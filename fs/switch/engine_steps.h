@@ -2,6 +2,7 @@
  * follows from a step that fails is decided by the switch (switch.c). */
 #ifndef WS_FS_SWITCH_ENGINE_STEPS_H
 #define WS_FS_SWITCH_ENGINE_STEPS_H
+#include "backends/engine/patch.h"
 #include "fs/switch/switch.h"
 #include <limits.h>
 
@@ -13,6 +14,17 @@ struct ws_switch_adapter {
     ws_adapter_name
         told; /* under which it was told to load that, which it did not list before; empty: it was not */
 };
+/* Of an engine that goes to its target by a patch (patch_steps.h). */
+struct ws_switch_patch {
+    bool tried;                          /* what follows is to be shown */
+    char why[400];                       /* why not by a patch */
+    char plan[WS_PATCH_PLAN_DIGITS + 1]; /* its workers may have it; empty: they have none of this switch */
+    size_t workers;                      /* that have prepared it; 0: it is not put */
+    bool put;                            /* it was sent: undo is the way back */
+    struct ws_version *base;             /* what it holds; kept whole until the switch is over */
+    char base_path[PATH_MAX], base_version[WS_VERSION_ID_TEXT];
+    char how[500]; /* of the next event: "how=patch" */
+};
 /* One engine in a switch: its target, its draft and its adapters, each of which may stay as it is. */
 struct ws_switch_engine {
     struct ws_switch_run *run;
@@ -23,6 +35,7 @@ struct ws_switch_engine {
     bool draft_told;
     size_t n_adapters;
     struct ws_switch_adapter adapters[WS_MAX_ENGINE_MEMBERS];
+    struct ws_switch_patch patch;
     char to_path[PATH_MAX],
         to_version[32]; /* of the target, or the first of the others: its number, for people */
     char to_version_id[WS_VERSION_ID_TEXT]; /* what the engine is told that it is */
@@ -43,10 +56,15 @@ struct ws_switch_run {
     bool
         own_only; /* engines of the first item's model alone, not those of others that it is a draft or an adapter of */
     bool going_back;
+    bool loads_whole;                             /* no patches: engines are brought along */
     struct ws_switch_engine *engines, **selected; /* selected: room for those that take part in a step */
     size_t n;
 };
 
+/* "PHASE model= version= engine= seconds= result=", with the pause, patch.how and the error. */
+void ws_engine_step_event(struct ws_switch_engine *se, const char *phase, uint64_t start_ns, int rc);
+/* Where the engine sees the mount. */
+const char *ws_engine_step_mountpoint(const struct ws_switch_engine *se);
 /* The path at which the engine sees a version. */
 void ws_engine_step_path(const struct ws_switch_engine *se, struct ws_model *m, struct ws_version *v,
                          char out[PATH_MAX]);

@@ -3,6 +3,7 @@
 #include "fs/engines/job.h"
 #include "fs/switch/adapter_upkeep.h"
 #include "fs/switch/catch_up.h"
+#include "fs/switch/drift.h"
 #include "fs/switch/follow.h"
 #include "fs/switch/kept.h"
 #include "fs/switch/learned_file.h"
@@ -243,6 +244,7 @@ static void check_engines(struct ws_control *c, struct ws_controller *ctl, struc
             while (m && !atomic_load(&c->stop) && bring_up_to_date(&l, m))
                 ; /* one that failed waits for its next try, so that this ends */
         ws_adapter_upkeep(c, ctl, m, l.engines, l.runs, l.n);
+        ws_drift_look(c, ctl, l.engines, l.runs, l.n);
     }
     free(l.answered);
     free(l.runs);

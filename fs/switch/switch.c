@@ -8,9 +8,11 @@
  *        v
  *     .- ask what it serves  -- an engine fails --.
  *     |  v                                        |
+ *     |  prepare its patch   -- fails: it loads the whole version below
+ *     |  v                                        |
  *     |  pause               -- an engine fails --|
  *     |  v                                        |
- *     |  load, confirm       -- an engine fails --+--> fewer are left than the commit setting asks for: back
+ *     |  load or patch       -- an engine fails --+--> fewer are left than the commit setting asks for: back
  *     |  v                                        |
  *     |  load its draft      -- an engine fails --|
  *     |  v                                        |
@@ -22,8 +24,8 @@
  *        v                                             (reconcile.c), and the others go on
  *     move current, report
  *
- *     back: those that may have changed are paused, load what they served (twice at most), and resume; one that has no
- *     good weights stays paused and is called broken
+ *     back: those that may have changed are paused, undo their patch or load what they served (twice at most), and
+ *     resume; one that has no good weights stays paused and is called broken
  *
  * All answer before any is paused: one that hangs costs the others no pause. Each engine takes the steps for what the switch
  * has of its target, its draft and its adapters (set.h): where only adapters move, one step, without a pause.
@@ -41,6 +43,7 @@
 #include "fs/switch/goal.h"
 #include "fs/switch/kept.h"
 #include "fs/switch/needed.h"
+#include "fs/switch/patch_steps.h"
 #include "fs/switch/peer_mounts.h"
 #include "fs/switch/presence.h"
 #include "fs/switch/reconcile.h"
@@ -274,9 +277,10 @@ int ws_switch_run(struct ws_control *c, struct ws_switch_item *items, size_t n,
         if (rc < 0 && drove)
             record_rollback(&r, &items[i]);
     }
-    if (drove)
+    if (drove) {
+        ws_patch_steps_end(&r);
         ws_engine_step_over(&r);
-    else if (rc == 0)
+    } else if (rc == 0)
         ws_settings_save(c);
     bool has_adapters = false;
     for (size_t i = 0; i < r.n; i++)

@@ -25,6 +25,12 @@ static const struct cli_option options[] = {
     {"weight-transfer", 0, NULL,
      "with what loads a draft model alone: vLLM with wsync's back end for transfer sessions, SGLang with "
      "wsync's plug-in"},
+    {"patch", 0, "N",
+     "play N workers that have wsync's package, and write what changed into the weights that they hold", 0,
+     16},
+    {"patch-fault", 0, "WORD",
+     "what goes wrong in a patch: prepare, refuse-put, half-put, lose-put, die-put, half-undo, die-undo or "
+     "drift"},
     {"api-servers", 0, "N",
      "vLLM's: processes that answer; with more than one nothing says when it was started", 1, 64},
     {"realistic", 0, NULL,
@@ -52,6 +58,8 @@ static int run(const struct cli_args *args)
         .refuse_adapter = cli_get(args, "refuse-adapter"),
         .draft_path = cli_get(args, "draft-model-path"),
         .transfers = cli_has(args, "weight-transfer"),
+        .patch_workers = (unsigned)cli_u64(args, "patch", 0),
+        .patch_fault = cli_get(args, "patch-fault"),
         .api_servers = (unsigned)cli_u64(args, "api-servers", 1),
     };
     struct ws_error err = {0};
@@ -78,8 +86,8 @@ const struct cli_command cmd_engine = {
         "A small server that loads safetensors folders as SGLang and vLLM do (each file opened twice "
         "at once, mapped privately, tensors read in name order), keeps its own copy of the weights, and "
         "answers /weights_checker with the checksum of what it holds, a draft model and adapters included. "
-        "For trying out a deployment and for tests: --refuse, --lie, --slow, --busy, --die-at and "
-        "--refuse-adapter make it fail on purpose. It generates no text worth reading.",
+        "For trying out a deployment and for tests: --refuse, --lie, --slow, --busy, --die-at, "
+        "--patch-fault and --refuse-adapter make it fail on purpose. It generates no text worth reading.",
     .examples = "wsync engine --listen 127.0.0.1:30000 --model-path /wsync/actor/1\n"
                 "curl -s http://127.0.0.1:30000/model_info",
     .options = options,

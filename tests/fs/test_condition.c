@@ -463,6 +463,7 @@ static void test_refused(void **state)
         assert_false(ws_condition_answered(&c, &now, OLD, &restarted) || restarted);
         assert_false(ws_condition_silent(&c, "why", &lost) || lost);
         assert_false(ws_condition_reported(&c, NEW));
+        assert_false(ws_condition_drifted(&c, "why"));
         if (s < TOLD || s >= RUNS) {
             assert_false(ws_condition_load_begins(&c, NEW));
             assert_false(ws_condition_runs(&c));
@@ -480,6 +481,63 @@ static void test_refused(void **state)
     before = c;
     assert_false(ws_condition_runs(&c) || ws_condition_serves(&c));
     assert_memory_equal(&c, &before, sizeof(c));
+}
+
+/* An undo is a load of what it held before: done, it serves that; not known to be done, it is broken. */
+static void test_undone(void **state)
+{
+    struct ws_condition c;
+    (void)state;
+    for (enum step s = FAILED; s <= SERVES; s++) { /* not known to be put, or put, or served already */
+        make(&c, vllm);
+        assert_true(ws_condition_may_be_patched(&c));
+        go(&c, s);
+        if (s >= RUNS) {
+            ws_condition_pause_sent(&c);
+            ws_condition_paused(&c);
+        }
+        assert_true(ws_condition_load_begins(&c, OLD));
+        ws_condition_load_ended(&c, "/w/actor/41@r", true, true);
+        assert_true(ws_condition_runs(&c));
+        ws_condition_brought_back(&c, OLD);
+        check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_LOADED, false);
+        assert_string_equal(c.version, OLD);
+        assert_string_equal(c.path, "/w/actor/41@r");
+        ws_condition_over(&c, false);
+        check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
+        assert_true(ws_condition_may_be_patched(&c));
+        go(&c, FAILED);
+        assert_true(ws_condition_load_begins(&c, OLD));
+        ws_condition_load_ended(&c, "/w/actor/41@r", true, false);
+        assert_false(ws_condition_may_run(&c));
+        ws_condition_not_back(&c, true, "why");
+        ws_condition_over(&c, false);
+        check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, false);
+        assert_false(ws_condition_may_be_patched(&c));
+    }
+    make(&c, vllm);
+    ws_condition_restore_uncertain(&c);
+    assert_false(ws_condition_may_be_patched(&c));
+    make(&c, vllm);
+    c.sleeping = true;
+    assert_false(ws_condition_may_be_patched(&c));
+}
+
+static void test_drifted(void **state)
+{
+    struct ws_condition c;
+    (void)state;
+    make(&c, vllm);
+    assert_true(ws_condition_drifted(&c, "a bit"));
+    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, true);
+    assert_string_equal(c.error, "a bit");
+    assert_true(ws_condition_is_uncertain(&c) && ws_condition_is_broken(&c) && ws_condition_is_behind(&c));
+    assert_false(ws_condition_drifted(&c, "again"));
+    assert_true(hears(&c, OLD, false, OLD)); /* it says that it serves */
+    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, true);
+    go(&c, SERVES);
+    ws_condition_over(&c, false);
+    check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
 }
 
 /* A pause without an answer may take effect at any time, until another one is answered. */
@@ -575,6 +633,8 @@ int main(void)
         cmocka_unit_test(test_label_of_a_failed_load),
         cmocka_unit_test(test_sleep),
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_undone),
+        cmocka_unit_test(test_drifted),
         cmocka_unit_test(test_unanswered),
         cmocka_unit_test(test_failed_steps),
     };

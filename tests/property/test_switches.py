@@ -12,13 +12,19 @@ from world import *
 ROUNDS = amount("SWITCH_ROUNDS", 250, 1000)
 SEED = int(os.environ.get("SWITCH_SEED", random.SystemRandom().randrange(1 << 32)))
 VERSIONS = (1, 2, 3)
+PATCH_FAULTS = ("prepare", "refuse-put", "half-put", "die-put", "half-undo", "die-undo", "lose-put")
 
 
 class Fleet:
-    def __init__(self, r, options=""):
-        self.r, self.options = r, options
+    def __init__(self, r, options="", patches=False):
+        self.r, self.options, self.patches = r, options, patches
         top = unique("source")
-        self.folders = {v: checkpoint(SMALL, f"{top}/actor/{v}", seed=v) for v in VERSIONS}
+        self.folders = {v: f"{top}/actor/{v}" for v in VERSIONS}
+        for v, folder in self.folders.items():
+            if patches and v > 1:
+                os.rename(step(self.folders[v - 1], seed=v), folder)
+            else:
+                checkpoint(SMALL, folder, seed=v)
         self.source = f"dir:{top}"
         self.sums = {api: {v: self.sum_of(f, api) for v, f in self.folders.items()} for api in ("sglang", "vllm")}
         self.others = set(os.listdir(f"{TESTDIR}/state")) if os.path.isdir(f"{TESTDIR}/state") else set()  # of mounts before
@@ -28,8 +34,10 @@ class Fleet:
         for i in range(3):
             self.start(f"e{i}", ("sglang", "vllm")[i % 2])
             e = self.engines[f"e{i}"]
-            self.mount.write(f"engine add e{i} {e.api} {e.url}", "actor/ctl")
+            how = " update=patch timeout=6 pause-timeout=6" if patches else ""
+            self.mount.write(f"engine add e{i} {e.api} {e.url}{how}", "actor/ctl")
         self.current = None
+        self.patched_and_undone = [0, 0]
 
     def sum_of(self, folder, api):
         engine = Engine(folder, api=api)
@@ -38,12 +46,14 @@ class Fleet:
         return value
 
     def start(self, name, api, port=None, *args):
-        args = args or self.faults()
+        args = [*(args or self.faults()), *(["--patch", str(self.r.randrange(1, 4))] if self.patches else [])]
         self.engines[name] = Engine(self.folders[self.r.choice(VERSIONS)], *args, api=api, port=port)
 
     def faults(self):
         """Two of five engines are good; the others refuse a version, report a wrong one, are slow, or die at some step."""
         kind = self.r.randrange(5)
+        if self.patches and self.r.randrange(2):
+            return ["--patch-fault", self.r.choice(PATCH_FAULTS), *self.r.choice(([], ["--realistic"]))]
         if kind == 0:
             return ["--refuse", str(self.r.choice(VERSIONS)), "--realistic"]
         if kind == 1:
@@ -78,6 +88,11 @@ class Fleet:
                     return True
         return False
 
+    def count_events(self):
+        """How many patches and undos there were: of each round, as the log is short and of one daemon."""
+        events = self.mount.text("actor/events")
+        self.patched_and_undone = [n + (how in events) for n, how in zip(self.patched_and_undone, (" how=patch ", " how=undo "))]
+
     def round(self):
         what, anew = self.r.randrange(10), None
         if what < 4:
@@ -107,6 +122,7 @@ class Fleet:
         now = self.mount.text("actor/version").strip()
         if not killer:
             assert now == (str(version) if ok else self.current or "none"), (now, version, ok, self.current)
+        self.count_events()
         before, self.current = self.current, None if now == "none" else now
         if not killer:
             self.check_words(before, ok, anew)
@@ -187,6 +203,16 @@ def test_rounds_with_one_copy():
     need_fuse()
     print(f"# SWITCH_SEED={SEED} SWITCH_ROUNDS={ROUNDS}", flush=True)
     walk(Fleet(random.Random(SEED), "copies=1"), ROUNDS // 2)
+
+
+def test_rounds_with_patches():
+    "the same with engines that write what changed into their weights, and fail in the middle of that"
+    need_fuse()
+    print(f"# SWITCH_SEED={SEED} SWITCH_ROUNDS={ROUNDS}", flush=True)
+    fleet = Fleet(random.Random(SEED), patches=True)
+    walk(fleet, ROUNDS // 2)
+    events = fleet.patched_and_undone
+    assert ROUNDS < 100 or min(events) > 0, f"of patches and undos there were {events}"
 
 
 def walk(fleet, rounds):

@@ -76,6 +76,7 @@ int ws_reference_load(struct ws_reference *r, const char *path, const char *vers
     int rc = own_path && (own_version || !version) ? 0 : ws_error_set(err, ENOMEM, "no memory for a path");
     if (!rc) {
         pthread_mutex_lock(&r->load_lock);
+        ws_reference_patches_drop(r);
         rc = load_into_spare(r, &r->weights, path, err);
         if (r->slow_ms)
             usleep(r->slow_ms * 1000U);
@@ -240,8 +241,11 @@ static int check_options(const struct ws_reference_options *o, struct ws_error *
 
     if (o->api && strcmp(o->api, "sglang") != 0 && strcmp(o->api, "vllm") != 0)
         return ws_error_set(err, EINVAL, "'%s' is no API that it can speak: sglang or vllm", o->api);
-    if (!o->die_at)
-        return 0;
+    if (o->patch_workers > WS_REFERENCE_WORKERS)
+        return ws_error_set(err, EINVAL, "it plays %d workers that patch, at most", WS_REFERENCE_WORKERS);
+    int rc = ws_reference_patches_check(o->patch_fault, err);
+    if (rc || !o->die_at)
+        return rc;
     for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
         if (!strcmp(steps[i], o->die_at))
             return 0;
@@ -292,6 +296,8 @@ int ws_reference_new(struct ws_reference **out, const struct ws_reference_option
     r->start_path = copy_or_null(o->model_path, &ok);
     r->draft_start_path = copy_or_null(o->draft_path, &ok);
     r->refuse_adapter = copy_or_null(o->refuse_adapter, &ok);
+    r->patches.fault = copy_or_null(o->patch_fault, &ok);
+    r->patches.workers = o->patch_workers;
     r->transfers = o->transfers;
     r->started_ns = o->api_servers > 1 ? 0 : ws_clock_day_ns();
     const bool vllm = o->api && strcmp(o->api, "vllm") == 0;
@@ -345,6 +351,8 @@ void ws_reference_free(struct ws_reference *r)
     pthread_cond_broadcast(&r->resumed);
     pthread_mutex_unlock(&r->pause_lock);
     ws_http_server_free(r->http);
+    ws_reference_patches_drop(r);
+    free(r->patches.fault);
     ws_checkpoint_release(&r->spare);
     ws_checkpoint_release(&r->weights);
     ws_checkpoint_release(&r->draft);

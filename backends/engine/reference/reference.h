@@ -28,7 +28,9 @@ struct ws_reference_options {
     const char *draft_path; /* of a draft model, loaded at start; NULL: it has none */
     bool
         transfers; /* vLLM: the weight-transfer back end of wsync is configured; SGLang: its plug-in is there */
-    unsigned api_servers; /* vLLM's; over 1: its metrics do not say when it was started */
+    unsigned patch_workers;  /* so many have wsync's package and patch what they hold; 0: none has */
+    const char *patch_fault; /* of reference_patch.h; NULL: none */
+    unsigned api_servers;    /* vLLM's; over 1: its metrics do not say when it was started */
 };
 struct ws_reference;
 WS_MUST_USE int ws_reference_new(struct ws_reference **out, const struct ws_reference_options *o,

@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define PATCH "wsync_patch:"
+
 static void answer_success(struct ws_http_answer *a, bool success, const char *message)
 {
     a->status = success ? 200 : 400;
@@ -74,8 +76,9 @@ static void update_from_disk(void *self, struct ws_http_incoming *in, struct ws_
     const json_t *version = json_object_get(in->json, "weight_version");
     const json_t *flush = json_object_get(in->json, "flush_cache");
     const char *text = json_string_value(version);
-    const char *draft =
-        json_string_value(json_object_get(json_object_get(in->json, "manifest"), "wsync_draft"));
+    const json_t *manifest = json_object_get(in->json, "manifest");
+    const char *draft = json_string_value(json_object_get(manifest, "wsync_draft"));
+    const json_t *note = r->patches.workers ? json_object_get(manifest, "wsync_patch") : NULL;
 
     if (!path)
         ws_answer_bad(a, "model_path: a string is needed");
@@ -83,6 +86,10 @@ static void update_from_disk(void *self, struct ws_http_incoming *in, struct ws_
         ws_answer_bad(a, "weight_version: not a string");
     else if (is_dummy(r, json_string_value(json_object_get(in->json, "load_format"))))
         answer_success(a, false, "Failed to get model loader: DummyModelLoader.");
+    else if (note)
+        answer_success(
+            a, ws_reference_patch_note(r, json_string_value(json_object_get(note, "plan")), path, text),
+            "A note of what was patched.");
     else if (draft && r->transfers)
         load_draft(r, draft, a);
     else if (text && r->refuse && strcspn(text, "@") == strlen(r->refuse) &&
@@ -149,11 +156,35 @@ static void model_info(void *self, struct ws_http_incoming *in, struct ws_http_a
     pthread_rwlock_unlock(&r->weights_lock);
 }
 
+/* Each worker's answer as text in its checksums, as the plug-in's is. */
+static bool patches(struct ws_reference *r, const char *text, struct ws_http_answer *a)
+{
+    json_t *arguments = r->patches.workers ? json_loads(text, 0, NULL) : NULL, *ranks = json_array(), *one;
+    json_t *all = arguments ? ws_reference_patch(r, arguments) : NULL;
+    size_t i;
+    json_array_foreach(all, i, one)
+    {
+        char *said = json_dumps(one, JSON_COMPACT);
+        json_array_append_new(ranks, json_pack("{s:{s:s?}, s:s, s:[]}", "checksums", "wsync_patch", said,
+                                               "per_gpu_checksum", "", "parallelism_info"));
+        free(said);
+    }
+    if (all)
+        a->json = json_pack("{s:b, s:s, s:O, s:s}", "success", true, "message", "wsync_patch", "ranks", ranks,
+                            "per_engine_checksum", "");
+    json_decref(ranks);
+    json_decref(arguments);
+    json_decref(all);
+    return all;
+}
+
 static void weights_checker(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     const char *action = json_string_value(json_object_get(in->json, "action"));
     char combined[33];
 
+    if (action && strncmp(action, PATCH, strlen(PATCH)) == 0 && patches(self, action + strlen(PATCH), a))
+        return;
     if (!action || strcmp(action, "checksum") != 0) {
         ws_answer_bad(a, "action: checksum is the only one that is known");
         return;
@@ -277,10 +308,11 @@ static void server_info(void *self, struct ws_http_incoming *in, struct ws_http_
     json_t *state = json_pack("{s:s}", "weight_version", r->version);
     char process[24];
     snprintf(process, sizeof(process), "%" PRIu64, r->started_ns);
-    if (r->transfers)
+    if (r->transfers || r->patches.workers)
         json_object_set_new(state, "wsync",
-                            json_pack("{s:b, s:b, s:b, s:s}", "forgets_embeddings", 1, "freezes_draft", 1,
-                                      "loads_draft", 1, "process", process));
+                            json_pack("{s:b, s:b, s:b, s:b, s:s}", "forgets_embeddings", 1, "freezes_draft",
+                                      1, "loads_draft", 1, "patches", r->patches.workers > 0, "process",
+                                      process));
     a->json = json_pack("{s:s, s:s, s:s, s:s, s:i, s:b, s:i, s:s?, s:s?, s:[o]}", "version", "0.5.23",
                         "model_path", r->start_path, "weight_version", "default", "load_format",
                         r->load_format ? r->load_format : "auto", "tokenizer_worker_num", (int)r->workers,

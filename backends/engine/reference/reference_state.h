@@ -7,6 +7,7 @@
 #include "backends/engine/reference/checkpoint_loader.h"
 #include "backends/engine/reference/reference.h"
 #include "backends/engine/reference/reference_adapters.h"
+#include "backends/engine/reference/reference_patch.h"
 #include "backends/engine/reference/routes.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -24,6 +25,7 @@ struct ws_reference {
     char *start_path, *draft_start_path; /* the second NULL: it has no draft model */
     char *refuse_adapter;
     struct ws_reference_adapters adapters;
+    struct ws_reference_patches patches;
 
     pthread_mutex_t load_lock;
     struct ws_checkpoint spare; /* guarded by load_lock: the memory of the next load */

@@ -210,6 +210,9 @@ static void server_info(void *self, struct ws_http_incoming *in, struct ws_http_
     a->json = json_pack("{s:{s:o, s:o, s:o, s:{s:s}, s:{s:o}}}", "vllm_config", "lora_config", adapters,
                         "speculative_config", draft, "weight_transfer_config", transfer, "device_config",
                         "device", "cpu", "model_config", "quantization", quantization(r));
+    if (r->patches.workers)
+        json_object_set_new(json_object_get(a->json, "vllm_config"), "parallel_config",
+                            json_pack("{s:s}", "worker_extension_cls", "wsync.vllm.Extension"));
 }
 
 static void reset_encoder_cache(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
@@ -249,6 +252,10 @@ static void collective_rpc(void *self, struct ws_http_incoming *in, struct ws_ht
     int rc;
     if (method && strcmp(method, "get_supported_tasks") == 0) {
         a->json = json_pack("{s:[[s]]}", "results", "generate");
+        return;
+    }
+    if (method && strcmp(method, "wsync_patch") == 0 && r->patches.workers) {
+        a->json = json_pack("{s:o}", "results", ws_reference_patch(r, json_object_get(in->json, "kwargs")));
         return;
     }
     if (!method || strcmp(method, "reload_weights") != 0) {

@@ -1,0 +1,39 @@
+/* Patches of the reference engine: what wsync's package does in the workers of a real one, on its own copy of the weights. It
+ * plays several workers, which have a share of the tensors each. Faults on command, one of:
+ *
+ *     prepare        the last worker refuses to prepare
+ *     refuse-put     ... to put, before anything is written
+ *     half-put       ... to put, after the others have
+ *     lose-put       puts, and does not answer within a minute
+ *     die-put        ends between two workers' puts
+ *     half-undo      the last worker refuses to undo, after the others have
+ *     die-undo       ends between two workers' undos
+ *     drift          flips one bit after each put */
+#ifndef WS_ENGINE_REFERENCE_REFERENCE_PATCH_H
+#define WS_ENGINE_REFERENCE_REFERENCE_PATCH_H
+#include "transports/base/error.h"
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#define WS_REFERENCE_WORKERS 16 /* at most */
+
+struct ws_reference;
+struct ws_reference_patches {
+    size_t workers; /* 0: it has no such package */
+    char *fault;    /* NULL: none */
+    /* Guarded by load_lock: the plan, dropped by every load. */
+    char *plan, *target, *base; /* NULL: there is none */
+    bool put;                   /* or may be, in part */
+    struct ws_patch *of[WS_REFERENCE_WORKERS];
+};
+WS_MUST_USE int ws_reference_patches_check(const char *fault, struct ws_error *err);
+/* The workers' answers to one stage, an array; arguments: its object, with "stage". New reference. */
+json_t *ws_reference_patch(struct ws_reference *r, const json_t *arguments);
+/* SGLang's note of what was put or undone: is the plan there, and does it agree with the path? Then path and version are
+ * recorded. */
+bool ws_reference_patch_note(struct ws_reference *r, const char *plan, const char *path, const char *version);
+/* Under load_lock. */
+void ws_reference_patches_drop(struct ws_reference *r);
+
+#endif
