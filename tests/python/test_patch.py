@@ -205,7 +205,8 @@ def test_regions():
 def test_plan(versions, device, monkeypatch):
     "put gives the bits of a load and undo takes them back, also twice; other values than the base's are refused before anything is written"
     if device:  # by places that are uploaded, as for GPUs
-        by_places = lambda regions: [_plan._DevicePatch(place, [one for other, one in regions if other is place]) for place in {id(p): p for p, _ in regions}.values()]
+        by_places = lambda regions: [_plan._DevicePatch(place, [one for other, one in regions if other is place])
+                                     for place in {id(place): place for place, _ in regions}.values()]
         monkeypatch.setattr(_plan, "_host_patches", by_places)
     for tp in (0, 1):
         model, recorder = loaded(versions[0], tp=tp)

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from families import FAMILIES
-from servers import HERE, Refused, WithWsync, installed, need_real
-from world import unique
+from servers import HERE, Refused, Stream, WithWsync, installed, need_real
+from world import Mount, unique
 
 STEPS = int(os.environ.get("PATCH_STEPS", "25"))
 OPTIONS = (*WithWsync.uncached, "--worker-extension-cls", "patch_probe.Probe")
@@ -107,6 +107,30 @@ def test_patched():
     assert not server.stage("prepare", plan="z", target=path(2), base=path(now))[0]["ok"], "it drifted"
     server.load(path(now))
     assert server.digests() == bits[now] and server.stage("state")[0]["ready"]
+
+
+@SLOW
+def test_switched():
+    "a mount's switch patches, forwards and back, beside requests; each version is what a load of it is"
+    folder = families("qwen3")
+    mount = Mount(f"dir:{folder}")
+    mount.wait_version("qwen3", 4)
+    server = Patched(mount.file("qwen3", 1), *PLAIN).wait()
+    mount.write(f"engine add v1 vllm {server.url} update=patch", "qwen3/ctl")
+    stream, found = Stream(server), {}
+    for version in (2, 3, 2, 4):
+        stream.settle()
+        mount.write(version, "qwen3/version")
+        loaded = [line for line in mount.text("qwen3/events").splitlines() if " loaded " in line and f" version={version} " in line]
+        assert "how=patch" in loaded[-1], loaded
+        print("#", loaded[-1], flush=True)
+        found[version] = server.digests()
+        assert server.serves() == str(version)
+    stream.end()
+    assert not stream.lost, stream.lost[:3]
+    for version, digests in found.items():
+        server.load(os.path.join(folder, "qwen3", str(version)))
+        assert server.digests() == digests, version
 
 
 def check(folder, options, print_as):

@@ -67,7 +67,10 @@ class Proved:
             log.warning("versions are loaded whole: %s", self.why)
             return
         self.recording = found
-        self.why = "" if found.patchable else f"nothing can be patched: {next(iter(found.whole.values()), 'nothing was copied')}"
+        self.why = ""
+        if found.patchable < 0.5:
+            name, reason = next(iter(sorted(found.whole.items())), ("all", "nothing was copied"))
+            self.why = f"only {found.patchable:.0%} of the elements can be patched, not {name}: {reason}"
         log.info("%.1f%% of the elements can be patched; proved in %.2f s", 100 * found.patchable, time.monotonic() - begun)
 
 

@@ -13,7 +13,8 @@ PREFIX = "wsync_patch:"
 NOTE = "wsync_patch"  # in the manifest of a load from disk: what is served is noted, nothing is loaded
 _MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 CHECK = _MANAGER + "check_weights"
-OTHER_LOADS = tuple(_MANAGER + name for name in ("begin_weight_update", "update_weights_from_distributed", "update_weights_from_tensor", "update_weights_from_ipc"))
+OTHER_LOADS = tuple(_MANAGER + name for name in ("begin_weight_update", "update_weights_from_distributed", "update_weights_from_tensor",
+                                                 "update_weights_from_ipc"))
 SLEEP, WAKE = _MANAGER + "release_memory_occupation", _MANAGER + "resume_memory_occupation"
 START, FILL = ("sglang.srt.model_loader.loader.DefaultModelLoader." + name for name in ("load_model", "load_weights_only"))
 _KEYS = ("model", "version", "run", "digest")
