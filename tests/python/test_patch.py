@@ -181,6 +181,8 @@ def test_overwritten():
     with recorder:
         memory.copy_(recorder.source("a", file))
         memory.copy_(recorder.source("b", file.clone()))
+        memory[3:].fill_(0)  # of nothing
+        assert recorder.reasons == {} and len(recorder.regions(memory)[0]) == 1
         memory[0].fill_(0)
     regions, tainted = recorder.regions(memory)
     assert regions == [] and tainted == set() and recorder.reasons == {"b": {"partly overwritten"}}
