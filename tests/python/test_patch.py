@@ -1,4 +1,5 @@
 """wsync.patch with plain modules of torch: what a loader copied where, the proofs, plans, and the stages of a worker."""
+import json
 import os
 import random
 
@@ -12,6 +13,7 @@ from wsync.patch import _plan, _proofs  # noqa: E402
 from wsync.patch._patcher import Patcher, Proved  # noqa: E402
 from wsync.patch._recorder import Recorder  # noqa: E402
 from wsync.patch._recording import Recording, Unpatchable  # noqa: E402
+from wsync.patch._versions import is_version  # noqa: E402
 from wsync.patch._regions import Moved, box, region  # noqa: E402
 
 WIDTH, ROWS = 16, 64
@@ -179,6 +181,8 @@ def test_overwritten():
     with recorder:
         memory.copy_(recorder.source("a", file))
         memory.copy_(recorder.source("b", file.clone()))
+        memory[3:].fill_(0)  # of nothing
+        assert recorder.reasons == {} and len(recorder.regions(memory)[0]) == 1
         memory[0].fill_(0)
     regions, tainted = recorder.regions(memory)
     assert regions == [] and tainted == set() and recorder.reasons == {"b": {"partly overwritten"}}
@@ -203,7 +207,8 @@ def test_regions():
 def test_plan(versions, device, monkeypatch):
     "put gives the bits of a load and undo takes them back, also twice; other values than the base's are refused before anything is written"
     if device:  # by places that are uploaded, as for GPUs
-        by_places = lambda regions: [_plan._DevicePatch(place, [one for other, one in regions if other is place]) for place in {id(p): p for p, _ in regions}.values()]
+        by_places = lambda regions: [_plan._DevicePatch(place, [one for other, one in regions if other is place])
+                                     for place in {id(place): place for place, _ in regions}.values()]
         monkeypatch.setattr(_plan, "_host_patches", by_places)
     for tp in (0, 1):
         model, recorder = loaded(versions[0], tp=tp)
@@ -243,6 +248,9 @@ class Engine:
 
     def identify(self, path):
         return path
+
+    def served(self):
+        return self.path
 
     def note(self, identity):
         self.path = identity
@@ -374,6 +382,20 @@ def test_failed_put(versions, dense):
     assert not patcher.stage("undo", "p")["ok"] and not patcher.stage("state")["ready"]
     engine.load_modules = load
     assert patcher.stage("undo", "p")["ok"] and same(engine.model, want) == set() and patcher.stage("state")["ready"]
+
+
+def test_version(versions, tmp_path):
+    "a version is known by its manifest, by its name where its files are gone, else by its folder"
+    none, keys = dict.fromkeys(("model", "version", "run", "digest")), {"model": "m", "version": 4, "run": "r", "digest": "d"}
+    assert is_version(versions[0] + "/", versions[0], none) and not is_version(versions[1], versions[0], none)
+    assert is_version("/gone/4@r", "/elsewhere", keys)
+    for gone in ("/gone/4", "/gone/4@s"):
+        with pytest.raises(FileNotFoundError):
+            is_version(gone, "/elsewhere", keys)
+    os.makedirs(os.path.join(versions[0], ".wsync"))
+    with open(os.path.join(versions[0], ".wsync/manifest.json"), "w") as f:
+        json.dump(keys, f)
+    assert is_version(versions[0], "/elsewhere", keys) and not is_version(versions[0], versions[0], keys | {"run": "s"})
 
 
 def test_not_recorded():

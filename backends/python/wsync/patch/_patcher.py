@@ -25,10 +25,14 @@ class Engine(Protocol):
         """{"path", "model", "version", "run", "digest", "broken"}; None where it is not known."""
 
     def is_served(self, path: str) -> bool:
-        """Whether the version at the path is the one that is served."""
+        """Whether the version at the path is the one that is served: by its manifest; where its files are gone by a name such as 42@RUN; else
+        by the folder. OSError, ValueError."""
 
     def identify(self, path: str) -> Any:
         """What to note if the version at the path is served. OSError, ValueError."""
+
+    def served(self) -> Any:
+        """The same for what is served now."""
 
     def note(self, identity: Any) -> None:
         """What identify returned is served from now on. Does not raise."""
@@ -63,7 +67,10 @@ class Proved:
             log.warning("versions are loaded whole: %s", self.why)
             return
         self.recording = found
-        self.why = "" if found.patchable else f"nothing can be patched: {next(iter(found.whole.values()), 'nothing was copied')}"
+        self.why = ""
+        if found.patchable < 0.5:
+            name, reason = next(iter(sorted(found.whole.items())), ("all", "nothing was copied"))
+            self.why = f"only {found.patchable:.0%} of the elements can be patched, not {name}: {reason}"
         log.info("%.1f%% of the elements can be patched; proved in %.2f s", 100 * found.patchable, time.monotonic() - begun)
 
 
@@ -153,23 +160,35 @@ class Patcher:
         if not self._engine.is_served(base):
             serving = self._engine.serving()
             raise Unpatchable(f"{base} is not what is served: that is {serving.get('path')} (version {serving.get('version')}@{serving.get('run')})")
-        with open_weights(base, "torch") as old, open_weights(target, "torch") as new:
-            layout = old.layout()
-            if new.layout() != layout:
-                raise Unpatchable(f"{target} has other tensors, shapes or types than {base}")
-            if found := _proofs.differing(self._recording, old, sampled=True):
-                self._stale = f"{found[0]} has another value in memory than the file of what is served: it was loaded by others since"
-                raise Unpatchable(self._stale)
+        with open_weights(target, "torch") as weights:
+            layout = weights.layout()
+        readable = self._compare_some(base)
         plan = Plan(identity, self._recording, target, base, layout, torch.get_num_threads())
-        why = self._engine.refuses_modules(plan.tensors) if plan.modules else None
+        why = None
+        if plan.modules:
+            why = self._engine.refuses_modules(plan.tensors) if readable else f"{base} cannot be read, for the way back"
         if why:
             raise Unpatchable(f"{plan.modules[0]} cannot be patched ({self._recording.whole[min(plan.tensors)]}), nor loaded alone: {why}")
         try:
             plan.check()
         except OSError as e:
             raise Unpatchable(f"memory is not the base's: {e}") from None
-        plan.identities = {"put": self._engine.identify(target), "undo": self._engine.identify(base)}
+        plan.identities = {"put": self._engine.identify(target), "undo": self._engine.served()}
         return plan
+
+    def _compare_some(self, base: str) -> bool:
+        """Compares some of memory with the base's files; false where there are none, as on a mount that keeps one copy."""
+        assert self._recording is not None
+        try:
+            old = open_weights(base, "torch")
+        except FileNotFoundError:
+            return False
+        with old:
+            found = _proofs.differing(self._recording, old, sampled=True)
+        if found:
+            self._stale = f"{found[0]} has another value in memory than the file of what is served: it was loaded by others since"
+            raise Unpatchable(self._stale)
+        return True
 
     def _write(self, identity: Any, what: str) -> dict[str, Any]:
         """put and undo."""

@@ -133,13 +133,15 @@ class Recorder:
     def derived(self, tensor: Any, names: set[str], why: str) -> None:
         """Something was computed of these tensors, into this one."""
         self.taint(names, why)
+        self.overwritten(tensor, [])
         if _is_real(tensor) and tensor.numel():
-            self.overwritten(tensor, [])
             self._memory(tensor).tainted |= names
             self._place(tensor, names)
 
     def overwritten(self, tensor: Any, by: list[Region]) -> None:
         """A view's elements were written: what was there is gone."""
+        if not _is_real(tensor) or not tensor.numel():
+            return
         memory, view = self._memory(tensor), _box_of(tensor)
         kept, (low, high) = [], memory.near(view)
         for one in memory.regions[low:high]:
@@ -252,7 +254,7 @@ class _Operations(TorchDispatchMode):
     def _copied(self, to: Any, source: Any, why: str) -> None:
         if self._recorder.knows(source):
             self._recorder.copied(to, source, why)
-        elif _is_real(to) and to.numel():
+        else:
             self._recorder.overwritten(to, [])
 
     def _computed(self, func: Any, args: Any, kwargs: Any, given: list[Any], made: Any, why: str) -> None:

@@ -13,7 +13,8 @@ PREFIX = "wsync_patch:"
 NOTE = "wsync_patch"  # in the manifest of a load from disk: what is served is noted, nothing is loaded
 _MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 CHECK = _MANAGER + "check_weights"
-OTHER_LOADS = tuple(_MANAGER + name for name in ("begin_weight_update", "update_weights_from_distributed", "update_weights_from_tensor", "update_weights_from_ipc"))
+OTHER_LOADS = tuple(_MANAGER + name for name in ("begin_weight_update", "update_weights_from_distributed", "update_weights_from_tensor",
+                                                 "update_weights_from_ipc"))
 SLEEP, WAKE = _MANAGER + "release_memory_occupation", _MANAGER + "resume_memory_occupation"
 START, FILL = ("sglang.srt.model_loader.loader.DefaultModelLoader." + name for name in ("load_model", "load_weights_only"))
 _KEYS = ("model", "version", "run", "digest")
@@ -85,17 +86,20 @@ class SchedulerEngine:
         return "pipeline stages are not patched" if _stages() > 1 else None
 
     def is_served(self, path: str) -> bool:
-        serving, (_, other) = self.serving(), self.identify(path)
-        if serving["version"] is None or other["version"] is None:
-            return os.path.realpath(serving["path"]) == os.path.realpath(path)
-        return all(serving[key] == other[key] for key in _KEYS)
+        from ..patch._versions import is_version
+
+        serving = self.serving()
+        return is_version(path, serving["path"], {key: serving[key] for key in _KEYS})
 
     def identify(self, path: str) -> tuple[str, dict[str, Any]]:
+        from ..patch._versions import identity
         from ..read._weights import open as open_weights
 
         with open_weights(path, "torch") as weights:
-            manifest = weights._manifest()
-            return path, {key: manifest.get(key) for key in _KEYS}
+            return path, identity(weights)
+
+    def served(self) -> tuple[Optional[str], dict[str, Any]]:
+        return self._identity
 
     def note(self, identity: tuple[str, dict[str, Any]]) -> None:
         self._identity = identity

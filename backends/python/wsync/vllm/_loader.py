@@ -20,6 +20,7 @@ from ..read._gpu import GpuWeights
 from ..read._layout import Difference, Layout, LayoutError, summary
 from ..read._shared_parameters import matcher, shared_parameters
 from ..read._strategy import Opened, open_version
+from ..patch._versions import KEYS, identity, is_version
 from ..read._weights import Weights, open
 from ._broadcast import ReceivedVersion
 from ._cpu_reload import check_reload, pack_tied
@@ -35,7 +36,6 @@ class Refused(RuntimeError):
     """A version was not loaded; the message says why, and what is served instead."""
 
 
-_MANIFEST_KEYS = ("model", "version", "run", "digest")
 Source = Union[Weights, GpuWeights, ReceivedVersion]
 
 
@@ -55,8 +55,7 @@ class Served:
         if not isinstance(weights, Weights):  # reading the manifest would make the agent create files that it has not created yet
             self.manifest_keys = {"model": weights.model, "version": weights.version, "run": weights.run, "digest": None}
         else:
-            manifest = weights._manifest()
-            self.manifest_keys = {key: manifest.get(key) for key in _MANIFEST_KEYS}
+            self.manifest_keys = identity(weights)
 
 
 @dataclass(frozen=True)
@@ -122,20 +121,18 @@ class Loader:
         """Path, and for a mounted version model, version, run and digest; None if unknown. broken: why the weights in memory are not a
         complete version."""
         served = self._served_version()
-        manifest_keys = served.manifest_keys if served else dict.fromkeys(_MANIFEST_KEYS)
+        manifest_keys = served.manifest_keys if served else dict.fromkeys(KEYS)
         return {"path": served.path if served else self._path, **manifest_keys, "tensors": len(served.layout) if served else None,
                 "rank": self.ranks.rank, "broken": self._broken}
 
     def is_served(self, path: str) -> bool:
-        """Whether the version at path is the one that is served: by its manifest, or the same folder. OSError, ValueError."""
+        """Whether the version at path is the one that is served: see wsync.patch._patcher.Engine."""
         served = self._served_version()
-        if served is None:
-            return False
-        with open(path, "torch") as weights:
-            other = Served(weights)
-        if served.manifest_keys.get("version") is None or other.manifest_keys.get("version") is None:
-            return served.path is not None and os.path.realpath(served.path) == os.path.realpath(path)
-        return served.manifest_keys == other.manifest_keys
+        return served is not None and is_version(path, served.path, served.manifest_keys)
+
+    @property
+    def served(self) -> Optional[Served]:
+        return self._served_version()
 
     # --- before a load ---
     def check(self, path: str) -> dict[str, Any]:

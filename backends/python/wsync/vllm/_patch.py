@@ -26,6 +26,11 @@ class WorkerEngine:
         with open_weights(path, "torch") as weights:
             return Served(weights)
 
+    def served(self) -> Served:
+        served = self._loader.served
+        assert served is not None  # is_served has said so
+        return served
+
     def note(self, identity: Served) -> None:
         self._loader.record_served(identity)
 
