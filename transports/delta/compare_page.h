@@ -9,8 +9,8 @@
 
 struct ws_compare_page {
     struct ws_hasher *hasher; /* takes in the page */
-    unsigned char
-        *to; /* aligned to WS_LINE_BYTES: gets it, unordered (ws_copy_order); NULL: nothing is stored */
+    /* Gets the page, unordered (ws_copy_order); aligned to WS_LINE_BYTES. NULL: nothing is stored. */
+    unsigned char *to;
     const unsigned char *src, *base;
     unsigned width; /* 1, 2 or 4 */
     uint32_t first; /* the number of the page's first element */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 /* Beyond, writing lines saves less than it costs. */
-#define MOST_STALE (WS_BLOCK_BYTES / WS_LINE_BYTES * 7 / 10)
+#define MOST_STALE (WS_BLOCK_BYTES / WS_LINE_BYTES * 45 / 100)
 
 struct one {
     struct ws_copy_compare *compare;
