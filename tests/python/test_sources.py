@@ -830,3 +830,20 @@ def test_megatron_adapter(agent, one_group, qwen3):
             wsync.peft(lora_chunk(mlp))
     with pytest.raises(ValueError, match="leave out adapter="):
         wsync.peft([model], "second")
+
+
+def test_addresses_of_arrays(tmp_path):
+    "an array's address is where its memory is now, in whatever order its elements lie, and whatever was in that object before"
+    whole = numpy.arange(60, dtype=numpy.float32).reshape(6, 10)
+    fixed = numpy.zeros(5, numpy.int8)
+    fixed.flags.writeable = False
+    arrays = {"c": whole, "fortran": numpy.asfortranarray(whole), "columns": whole[:, 2:4], "back": whole[::-1], "one": whole[3:4, 2:3], "scalar": numpy.array(7.0),
+              "none": numpy.zeros((0, 3), numpy.float16), "fixed": fixed, "file": numpy.memmap(tmp_path / "file", numpy.uint8, "w+", shape=(100,))[7:],
+              "wide": numpy.broadcast_to(numpy.float32(1), (3, 3)), "moves": numpy.ones(3, numpy.float64)}
+    source = wsync.tensors(arrays)
+    for _ in range(2):
+        held = source.held()
+        assert held.addresses == [a.__array_interface__["data"][0] for a in arrays.values()]
+        assert [m[2] for m in held.meta] == [a.shape for a in arrays.values()]
+        del held
+        arrays["moves"].resize(1 << 20, refcheck=False)  # the same object, elsewhere

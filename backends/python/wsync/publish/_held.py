@@ -18,15 +18,32 @@ from ..lib._library import Strings, ffi, lib
 _KINDS = {"Replicate": lib.WSYNC_REPLICATE, "Shard": lib.WSYNC_SHARD, "_StridedShard": lib.WSYNC_STRIDED_SHARD}
 _NO_KIND = 99  # libwsync refuses it with a message
 _MAX_DIMS = 8
+_UINTPTR = ffi.typeof("uintptr_t")
 _kinds_of_type: dict = {}
 
 
 def _kind_of(cls: type) -> str:
-    """"DTensor", "torch", "wrapper", "numpy", or "" for any other, which must support DLPack."""
+    """"DTensor", "torch", "wrapper", "numpy" (an array of its own), "interface" (which looks like one), or "" for any other, which must
+    support DLPack."""
     names = [c.__name__ for c in cls.__mro__]
-    found = "DTensor" if "DTensor" in names else _torch_kind(cls) if hasattr(cls, "data_ptr") else "numpy" if hasattr(cls, "__array_interface__") else ""
+    looks = "interface" if hasattr(cls, "__array_interface__") else ""
+    found = "DTensor" if "DTensor" in names else _torch_kind(cls) if hasattr(cls, "data_ptr") else "numpy" if _is_array(cls) else looks
     _kinds_of_type[cls] = found
     return found
+
+
+def _is_array(cls: type) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and issubclass(cls, numpy.ndarray) and cls.__array_interface__ is numpy.ndarray.__array_interface__
+
+
+def _array_address(array) -> int:
+    """Asked anew at each step: an array that is resized stays the same object, and its memory moves. By the buffer protocol this takes half
+    of the time of __array_interface__, which makes a description for other programs."""
+    try:
+        return int(ffi.cast(_UINTPTR, ffi.from_buffer(array)))
+    except (ValueError, BufferError, TypeError):  # its elements lie in another order, or are of a type that buffers do not know
+        return array.__array_interface__["data"][0]
 
 
 def _torch_kind(cls: type) -> str:
@@ -79,10 +96,10 @@ class Held:
         kind = _kinds_of_type.get(cls)
         if kind is None:
             kind = _kind_of(cls)
-        if kind == "numpy":
+        if kind == "numpy" or kind == "interface":
             shape = tensor.shape
             self.meta.append((name, tensor.dtype, shape, 0, (), shape, tensor.strides, 1, 0, 0, layer))
-            self.addresses.append(tensor.__array_interface__["data"][0])
+            self.addresses.append(_array_address(tensor) if kind == "numpy" else tensor.__array_interface__["data"][0])
             self.kept.append(tensor)
         elif kind == "torch":
             if not tensor.is_cpu:
