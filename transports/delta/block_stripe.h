@@ -5,12 +5,23 @@
 #include "transports/simd/stripes.h"
 
 #ifdef __AVX512F__
+/* GCC 12 extends a mask to 64 bits as it spills it, by a store of its own 16 or 32 bits, and then reads 64 (seen with
+ * -fsanitize=thread). A mask that is in a general register before it is extended does not get there. */
+#define WS_MASK_IN_REGISTER(mask) __asm__("" : "+r"(mask))
+
 /* Bit i: element i of the stripe differs. */
 WS_STRIPES_INLINE uint64_t ws_stripe_differ(ws_stripe a, ws_stripe b, unsigned width)
 {
     if (width == 1)
         return _mm512_cmpneq_epi8_mask(a, b);
-    return width == 2 ? _mm512_cmpneq_epi16_mask(a, b) : _mm512_cmpneq_epi32_mask(a, b);
+    if (width == 2) {
+        uint32_t of_2 = _mm512_cmpneq_epi16_mask(a, b);
+        WS_MASK_IN_REGISTER(of_2);
+        return of_2;
+    }
+    uint16_t of_4 = _mm512_cmpneq_epi32_mask(a, b);
+    WS_MASK_IN_REGISTER(of_4);
+    return of_4;
 }
 
 /* The change of each element from a to b: its zigzag less one; of an equal one all bits. */
