@@ -94,7 +94,7 @@ static const char *check_state(struct ws_switch_engine *se, const struct ws_engi
 {
     struct ws_engine_patch_reply dropped;
     const int rc = ask(se, t, WS_PATCH_STATE, NULL, reply, err);
-    if (rc == -EPROTO || rc == -EREMOTEIO)
+    if (rc == -EPROTO)
         forget_that_it_patches(se);
     if (rc < 0)
         return err->text;
