@@ -111,12 +111,13 @@ def test_patched():
 
 @SLOW
 def test_switched():
-    "a mount's switch patches, forwards and back, beside requests; each version is what a load of it is"
+    "after a first load a mount's switch patches, forwards and back, beside requests; each version is what a load of it is"
     folder = families("qwen3")
     mount = Mount(f"dir:{folder}")
     mount.wait_version("qwen3", 4)
     server = Patched(mount.file("qwen3", 1), *PLAIN).wait()
     mount.write(f"engine add v1 vllm {server.url} update=patch", "qwen3/ctl")
+    mount.write(1, "qwen3/version")  # the mount knows what the engine serves from here on
     stream, found = Stream(server), {}
     for version in (2, 3, 2, 4):
         stream.settle()
