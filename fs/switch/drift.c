@@ -47,6 +47,12 @@ static void alarm_of(const struct comparison *x, const char *why)
     ws_reconciler_wake(x->control->reconciler);
 }
 
+static void end(struct comparison *x)
+{
+    ws_engine_put_all(x->control, x->engine, 1);
+    free(x);
+}
+
 static void compare(void *arg)
 {
     struct comparison *x = arg;
@@ -70,34 +76,33 @@ static void compare(void *arg)
     pthread_mutex_unlock(&c->lock);
     if (drifted)
         alarm_of(x, reply.why);
-    ws_engine_put_all(c, x->engine, 1);
-    free(x);
+    end(x);
 }
 
 static void begin(struct ws_control *c, struct ws_controller *ctl, struct ws_engine *e)
 {
     struct comparison *x = malloc(sizeof(*x));
-    struct ws_engine **engine = malloc(sizeof(*engine));
+    if (!x)
+        return;
+    *x = (struct comparison){.control = c, .controller = ctl, .engine = malloc(sizeof(struct ws_engine *))};
     pthread_mutex_lock(&c->lock);
-    const bool due = x && engine && is_due(ctl, e);
+    const bool due = x->engine && is_due(ctl, e);
     if (due) {
-        *engine = e;
-        *x = (struct comparison){c, ctl, engine, ctl->generation};
+        x->engine[0] = e;
+        x->generation = ctl->generation;
         e->refs++;
         e->patching.verify_at_ns = IS_RUNNING;
     }
     pthread_mutex_unlock(&c->lock);
-    if (due && ws_job_start(c, compare, x) == 0)
-        return;
-    if (due) {
+    if (!due) {
+        free(x->engine);
+        free(x);
+    } else if (ws_job_start(c, compare, x) < 0) {
         pthread_mutex_lock(&c->lock);
         e->patching.verify_at_ns = 0;
         pthread_mutex_unlock(&c->lock);
-        ws_engine_put_all(c, engine, 1);
-        engine = NULL;
+        end(x);
     }
-    free(engine);
-    free(x);
 }
 
 void ws_drift_look(struct ws_control *c, struct ws_controller *ctl, struct ws_engine *const *engines,

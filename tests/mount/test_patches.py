@@ -244,7 +244,6 @@ def test_drift(api):
 @pytest.mark.parametrize("api", APIS)
 def test_one_copy(api):
     "with one copy in memory the version before is gone when the next one is prepared: what changed is known by its records"
-    need_fuse()
     w = World("copies=1")
     agent = Agent()
     w.mount.end()
@@ -360,8 +359,8 @@ def test_remote():
     e = Engine(w.folders[9], "--patch", "2", api="vllm")
     rpc = 'POST:/collective_rpc:{"method":"%s","kwargs":{%s}}'
     patch = rpc % ("wsync_patch", '"stage":"{stage}","plan":"{plan}","target":"{path}","base":"{base}"')
-    words = (f"pause=POST:/pause resume=POST:/resume load={rpc % ('reload_weights', chr(34) + 'weights_path' + chr(34) + ':' + chr(34) + '{path}' + chr(34))} "
-             f"update=patch")
+    load = rpc % ("reload_weights", '"weights_path":"{path}"')
+    words = f"pause=POST:/pause resume=POST:/resume load={load} update=patch"
     w.mount.refused(f"engine add e remote {e.url} {words}", "actor/ctl")
     assert "patch=METHOD" in w.mount.text("actor/last_error")
     w.mount.write(f"engine add e remote {e.url} {words} patch={patch}", "actor/ctl")

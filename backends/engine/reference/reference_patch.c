@@ -300,7 +300,7 @@ static int compare(struct ws_reference *r, json_t *const *differs, struct ws_err
 static json_t *verify_all(struct ws_reference *r)
 {
     const size_t n = r->patches.workers;
-    json_t *all = json_array(), *differs[WS_REFERENCE_WORKERS];
+    json_t *all = json_array(), *differs[WS_REFERENCE_WORKERS] = {0};
     struct ws_error err = {0};
     for (size_t i = 0; i < n; i++)
         differs[i] = json_array();
