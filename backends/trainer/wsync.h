@@ -742,8 +742,9 @@ void wsync_update_request_free(wsync_update_request *request);
 
 /* --- what changed between two versions, and writing it into memory that holds the older one --- */
 
-/* For programs that keep a version's weights in memory, engines above all: the elements that differ between two versions, and the
- * writes of them into parameters. An element has the bytes of its type; of the types under a byte (F4, F6) it is a byte of the file. */
+/* For programs that keep a version's weights in memory, engines above all: the elements that differ between
+ * two versions, and the writes of them into parameters. An element has the bytes of its type; of the types
+ * under a byte (F4, F6) it is a byte of the file. */
 typedef struct wsync_changes wsync_changes;
 /* Lists what differs from base to target, folders of versions. A mount's target has
  * .wsync/changes-from-VERSION@RUN of the base, its delta (wsync-delta(5)): that is read, and the values are the
@@ -761,13 +762,14 @@ uint64_t wsync_changes_elements(const wsync_changes *changes, const char *tensor
 /* Were they read from a mount's delta (1), or found by comparing (0)? */
 int wsync_changes_recorded(const wsync_changes *changes);
 
-/* A box of elements of a tensor that lies in memory. Element (i0, i1, ...) of it, each i below its shape, is element `from` + the sum
- * of i times from_strides of the tensor, and element `to` + the sum of i times to_strides of the memory. Strides may be negative; no
- * two elements may have one place. */
+/* A box of elements of a tensor that lies in memory. Element (i0, i1, ...) of it, each i below its shape, is
+ * element `from` + the sum of i times from_strides of the tensor, and element `to` + the sum of i times
+ * to_strides of the memory. Strides may be negative; no two elements may have one place. */
 typedef struct wsync_patch_region {
     const char *tensor;
-    /* Where element 0 of the storage lies. Two regions of one storage have the same memory and memory_elements. NULL: it is on a GPU,
-     * or else out of reach: the region is a destination of its own, which is listed and not written. */
+    /* Where element 0 of the storage lies. Two regions of one storage have the same memory and
+     * memory_elements. NULL: it is on a GPU, or else out of reach: the region is a destination of its own,
+     * which is listed and not written. */
     void *memory;
     uint64_t memory_elements;
     unsigned element_bytes; /* 1, 2, 4 or 8: those of the tensor's type, to which memory is aligned */
@@ -777,24 +779,27 @@ typedef struct wsync_patch_region {
     const int64_t *to_strides, *from_strides; /* in elements */
 } wsync_patch_region;
 
-/* A patch: regions, and what prepare made of them. One thread at a time uses it. The regions' memory has to stay. */
+/* A patch: regions, and what prepare made of them. One thread at a time uses it. The regions' memory has to
+ * stay. */
 typedef struct wsync_patch wsync_patch;
 int wsync_patch_new(wsync_patch **out);
 /* -EINVAL: what is wrong with it; a memory that overlaps another's without being the same is. */
 int wsync_patch_add(wsync_patch *patch, const wsync_patch_region *region);
-/* Makes the lists of places and values, and replaces earlier ones; the changes may be freed afterwards. threads: of this and of check, put
- * and undo; 0: as many as there are cores, 8 at most. -ENOENT: the version has no such tensor; -EINVAL: a region lies outside of its
- * tensor or memory, or its elements have other bytes; -EOPNOTSUPP: strides that let elements share a place; -EEXIST: two tensors lie in
- * one place and differ, so that which counts is not known; -ENOMEM. */
+/* Makes the lists of places and values, and replaces earlier ones; the changes may be freed afterwards.
+ * threads: of this and of check, put and undo; 0: as many as there are cores, 8 at most. -ENOENT: the version
+ * has no such tensor; -EINVAL: a region lies outside of its tensor or memory, or its elements have other
+ * bytes; -EOPNOTSUPP: strides that let elements share a place; -EEXIST: two tensors lie in one place and
+ * differ, so that which counts is not known; -ENOMEM. */
 int wsync_patch_prepare(wsync_patch *patch, const wsync_changes *changes, unsigned threads);
 /* Elements that put writes; *bytes (may be NULL): of memory that the lists take. 0 before prepare. */
 uint64_t wsync_patch_count(const wsync_patch *patch, uint64_t *bytes);
-/* Of destination i, one for each distinct memory (and for each region without), in the order of add: the numbers of its elements that
- * change, ascending, with the values before and after. They stay until the next wsync_patch_add or _prepare. -ERANGE: there is none. */
+/* Of destination i, one for each distinct memory (and for each region without), in the order of add: the
+ * numbers of its elements that change, ascending, with the values before and after. They stay until the next
+ * wsync_patch_add or _prepare. -ERANGE: there is none. */
 int wsync_patch_list(wsync_patch *patch, size_t i, const uint64_t **indexes, const void **before,
                      const void **after, uint64_t *n);
-/* Do all places hold the base's values? -ESTALE: the sentence names a tensor and element that does not. Writes nothing. Each of these
- * three is -EINVAL before prepare. */
+/* Do all places hold the base's values? -ESTALE: the sentence names a tensor and element that does not. Writes
+ * nothing. Each of these three is -EINVAL before prepare. */
 int wsync_patch_check(wsync_patch *patch);
 /* Writes the target's values, all of them absolute: twice is as good as once. */
 int wsync_patch_put(wsync_patch *patch);

@@ -221,6 +221,8 @@ int ws_tree_node_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct sta
         } else {
             const bool is_view = n->kind == WS_KIND_ROOT_VIEW || n->kind == WS_KIND_MODEL_VIEW;
             control_attr(fs, st, is_view && ws_view_is_written((enum ws_view)n->index));
+            if (n->kind == WS_KIND_CHANGES) /* weights, as the files are */
+                st->st_mode = S_IFREG | o->mode;
             if (is_view && n->index == WS_VIEW_EVENTS)
                 st->st_size = (off_t)ws_control_events_size(fs->control, n->model);
             clock_gettime(CLOCK_REALTIME, &st->st_mtim);

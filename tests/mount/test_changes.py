@@ -41,9 +41,10 @@ def refused(path):
     return why.value.errno
 
 
-def test_by_one_delta():
-    "the delta that the pull fetched is shown under both names of its base, and patches what holds that"
-    run = Run()
+@pytest.mark.parametrize("options", ["", "reads=link,", "mode=0400,"])
+def test_by_one_delta(options):
+    "the delta that the pull fetched is shown under both names of its base, to who may read the weights, and patches what holds that"
+    run = Run(options + DELTAS)
     run.step()
     how = run.pull(1, 2)
     assert "tcp delta from 1" in how[1], how
@@ -52,6 +53,7 @@ def test_by_one_delta():
     texts = [run.mount.read("actor/2/.wsync", n) for n in ("changes-from-1", name)]
     assert texts[0] == texts[1] and texts[0].startswith(b"wsdelta\n")
     run.expect(2, 1)
+    assert os.stat(run.path(2) + "/.wsync/changes-from-1").st_mode == os.stat(run.path(2) + "/model.safetensors").st_mode
     with open(run.path(2) + "/.wsync/changes-from-1", "rb") as f:  # not from the beginning to the end
         f.seek(len(texts[0]) - 40)
         assert f.read() == texts[0][-40:]

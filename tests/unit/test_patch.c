@@ -259,8 +259,8 @@ static void test_random(void **state)
 {
     unsigned good = 0;
     for (unsigned round = 0; round < 400; round++) {
-        uint64_t shape[4], left = ROWS * COLS;
-        int64_t to[4], from[4];
+        uint64_t shape[4] = {0}, left = ROWS * COLS;
+        int64_t to[4] = {0}, from[4] = {0};
         const unsigned i = (unsigned)(delta_any() % 4), n = 1 + (unsigned)(delta_any() % 4);
         unsigned order[4] = {0, 1, 2, 3};
         for (unsigned k = 0; k < n; k++) {
@@ -273,8 +273,8 @@ static void test_random(void **state)
         for (unsigned k = n; k-- > 0; stride *= (int64_t)(shape[k] + delta_any() % 2))
             from[k] = stride;
         stride = 1 + (int64_t)(delta_any() % 2);
-        for (unsigned k = n; k-- > 0; stride *= (int64_t)(shape[k < n ? order[k] : 0] + delta_any() % 2))
-            to[order[k] < n ? order[k] : k] = stride;
+        for (unsigned k = n; k-- > 0; stride *= (int64_t)(shape[order[k]] + delta_any() % 2))
+            to[order[k]] = stride; /* order: of the dimensions, mixed */
         uint64_t low = 0, high = 0, reach = 0;
         for (unsigned k = 0; k < n; k++) {
             reach += (shape[k] - 1) * (uint64_t)from[k];
@@ -385,6 +385,19 @@ static void test_conflict(void **state)
     refuse_region(*state, (wsync_patch_region[]){a, b}, 2, EEXIST, "which of them counts");
     b.to = 4000;
     refuse_region(*state, (wsync_patch_region[]){b, a}, 2, EEXIST, "which of them counts");
+
+    const struct world *w = *state; /* one place, of an element that changed and of one that did not */
+    const unsigned char *old = bytes_of(w, &w->from, "w2"), *new = bytes_of(w, &w->to, "w2");
+    uint64_t at = 0;
+    while (memcmp(old + 2 * at, new + 2 * at, 2) == 0 || memcmp(old + 2 * at + 2, new + 2 * at + 2, 2) != 0)
+        at++;
+    wsync_patch_region one[2] = {REGION(1, .memory_elements = 1, .from = at),
+                                 REGION(1, .memory_elements = 1, .from = at + 1)};
+    for (unsigned i = 0; i < 2; i++) {
+        refuse_region(*state, one, 2, EEXIST, "which of them counts");
+        one[0].from = at + 1;
+        one[1].from = at;
+    }
 }
 
 static void test_elsewhere(void **state)

@@ -126,7 +126,7 @@ static int edit_block(struct ws_changes_finder *j, struct ws_changes_scratch *s,
     const uint64_t first = at + AROUND > header ? AROUND : header - at;
     memcpy(s->before, s->after, first < len ? first : len);
     if (len > AROUND)
-        memcpy(s->before + len - AROUND, s->after + len - AROUND, AROUND);
+        memcpy(s->before + (len - AROUND), s->after + (len - AROUND), AROUND);
     ws_delta_edit_each(s->edit, bring_unit, &w);
     ws_delta_edit_each(s->edit, undo_unit, &w);
     w.k = ws_changes_tensor_at(j, file, at);

@@ -436,6 +436,7 @@ int ws_patch_prepare(struct ws_patch *p, const struct ws_changes *c, unsigned th
         forget(p);
         return rc;
     }
+    assert(p->runs);
     for (size_t d = 0; d < p->destinations.len; d++)
         p->runs[d + 1] =
             p->runs[d] +
