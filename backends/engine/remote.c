@@ -201,7 +201,7 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
 {
     const char *const all[] = {t->templates->pause, t->templates->load, t->templates->flush,
                                t->templates->resume, t->templates->patch};
-    const struct values any = {"/p", "1", "state", "p", "/b"};
+    const struct values any = {"/p", "1", "state", "p", "/p"};
     struct request q;
     *facts = (struct ws_engine_facts){.known = true, .patches = t->templates->patch};
     if (!t->templates->load)

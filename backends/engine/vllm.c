@@ -368,6 +368,25 @@ static int patch_by_rpc(const struct ws_engine_target *t, const struct ws_engine
     return rc;
 }
 
+/* A method that one of several workers does not have leaves the answers of the others in the way of the next call. So an older
+ * package, which does not patch, is asked what all have. */
+static int check_workers_know(const struct ws_engine_target *t, struct ws_error *err)
+{
+    struct ws_http_reply reply;
+    int rc = ws_call_post_once(t, "/collective_rpc", json_pack("{s:s}", "method", "wsync_serving"),
+                               ws_call_short_ms(t), &reply, err);
+    if (rc)
+        return rc;
+    const json_t *results = json_object_get(reply.json, "results");
+    bool know = reply.status == 200 && json_array_size(results) > 0;
+    for (size_t i = 0; know && i < json_array_size(results); i++)
+        know = json_is_true(json_object_get(json_array_get(results, i), "patches"));
+    if (!know)
+        rc = ws_engine_patch_not_offered(t, &reply, err);
+    ws_http_reply_release(&reply);
+    return rc;
+}
+
 /* What else it is asked does not count as the stage. */
 static int patch(const struct ws_engine_target *t, const struct ws_engine_patch *ask,
                  struct ws_engine_patch_reply *out, struct ws_error *err)
@@ -377,7 +396,9 @@ static int patch(const struct ws_engine_target *t, const struct ws_engine_patch 
     aside.acted = NULL;
     if (!has(t, HAS_RPC))
         return ws_error_set(err, EPROTO, "%s offers no /collective_rpc, by which workers patch", t->url);
-    int rc = changes ? stay_paused(&aside, err) : 0;
+    int rc = changes                        ? stay_paused(&aside, err)
+             : ask->stage == WS_PATCH_STATE ? check_workers_know(&aside, err)
+                                            : 0;
     if (rc == 0)
         rc = patch_by_rpc(t, ask, out, err);
     if (rc == 0 && changes && out->ok && has(t, HAS_VERSION))

@@ -47,7 +47,8 @@ static const char *hold_base(struct ws_switch_engine *se, const char *held)
         return "what it serves is no version that is known here";
     if (v == se->target->version)
         why = "it serves this version already";
-    else if (!ws_version_is_complete(v) && !ws_model_has_one_copy(se->target->model)) /* its changes are kept */
+    else if (!ws_version_is_complete(v) &&
+             !ws_model_has_one_copy(se->target->model)) /* its changes are kept */
         why = "the version that it serves is not here any more";
     else if (ws_version_begin_switch(v, NULL) < 0)
         why = "the version that it serves was dropped";
@@ -93,7 +94,7 @@ static const char *check_state(struct ws_switch_engine *se, const struct ws_engi
 {
     struct ws_engine_patch_reply dropped;
     const int rc = ask(se, t, WS_PATCH_STATE, NULL, reply, err);
-    if (rc == -EPROTO || rc == -EREMOTEIO)
+    if (rc == -EPROTO)
         forget_that_it_patches(se);
     if (rc < 0)
         return err->text;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A campaign of faults: `make campaign`, or tests/kill/campaign.py once everything is built. Not run in CI.
 
-An agent, two mounts in a chain, four engines (SGLang's and vLLM's API), ranks that publish two models without end, readers of
+An agent, two mounts in a chain, four engines (SGLang's and vLLM's API, three of which are patched), ranks that publish two models without end, readers of
 all kinds, each on a host of its own (network namespaces). All of them are killed, sent SIGTERM, stopped and continued, detached
 lazily, cut off, squeezed by a memory cgroup, started again with another clock, at random and at the same time; every so
 often all faults end, and then everything must heal: a version that is published is served by all engines, none is paused,
@@ -122,7 +122,8 @@ class Campaign:
             for model in ELEMENTS:
                 wait_for(lambda: mount.versions(model), f"{model} at {mount.name}")
         self.engines = [EnginePlace(ground, mount, self.fork(), *words) for mount, *words in (
-            (one, "e1", "actor", "sglang"), (two, "e2", "actor", "vllm"), (two, "e3", "actor", "sglang"), (two, "e4", "critic", "vllm"))]
+            (one, "e1", "actor", "sglang", "--patch", "2"), (two, "e2", "actor", "vllm", "--patch", "3"), (two, "e3", "actor", "sglang"),
+            (two, "e4", "critic", "vllm", "--patch", "1"))]
         for e in self.engines:
             e.start()
             e.mount.write(f"engine add {e.name} {e.api} {e.url} timeout=20 pause-timeout=10", f"{e.model}/ctl")

@@ -266,9 +266,9 @@ class MountPlace(Place):
 
 
 class EnginePlace(Place):
-    def __init__(self, ground, mount, random, name, model, api):
+    def __init__(self, ground, mount, random, name, model, api, *args):
         super().__init__(ground, mount.host, random)
-        self.name, self.mount, self.model, self.api = name, mount, model, api
+        self.name, self.mount, self.model, self.api, self.args = name, mount, model, api, args
         self.url = f"http://{self.address}:{self.port}"
 
     def start(self):
@@ -286,7 +286,7 @@ class EnginePlace(Place):
 
     def daemon(self):
         path = self.mount.file(self.model, self.mount.versions(self.model)[-1:][0] if self.mount.versions(self.model) else 0)
-        return self.run("engine", "--listen", f"{self.address}:{self.port}", "--model-path", path, "--api", self.api)()
+        return self.run("engine", "--listen", f"{self.address}:{self.port}", "--model-path", path, "--api", self.api, *self.args)()
 
     answers = Engine.answers
 

@@ -42,7 +42,10 @@ static struct ws_engine_patch ask(enum ws_engine_patch_stage stage)
 static int run(const struct ws_engine_ops *ops, const struct bad_step *steps, size_t n,
                enum ws_engine_patch_stage stage, struct ws_engine_patch_reply *out)
 {
-    struct bad_server *s = bad_server_start(steps, n);
+    struct bad_step all[8] = {{"wsync_serving", BAD_JSON, 200, RESULTS("{\"patches\":true}")}};
+    assert_true(n < LENGTH(all));
+    memcpy(all + 1, steps, n * sizeof(steps[0]));
+    struct bad_server *s = bad_server_start(all, n + 1);
     const struct ws_engine_patch q = ask(stage);
     struct engine e;
     engine_at(&e, bad_server_port(s));
@@ -105,6 +108,26 @@ static void test_no_answers(void **state)
         const struct bad_step step = {"/collective_rpc", BAD_JSON, cases[i].status, cases[i].reply};
         if (run(&ws_engine_vllm, &step, 1, WS_PATCH_STATE, &r) != cases[i].rc)
             fail_msg("answer %zu: %s", i, err.text);
+    }
+}
+
+/* Workers with an older package are not asked what they do not know. */
+static void test_older_package(void **state)
+{
+    static const char *const replies[] = {RESULTS("{\"version\":41}"), RESULTS("{\"patches\":true}" AND "{}"),
+                                          RESULTS("")};
+    struct ws_engine_patch_reply r;
+    (void)state;
+    for (size_t i = 0; i < LENGTH(replies); i++) {
+        const struct bad_step steps[] = {{"wsync_serving", BAD_JSON, 200, replies[i]},
+                                         {"wsync_patch", BAD_JSON, 500, "{}"}};
+        struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+        const struct ws_engine_patch q = ask(WS_PATCH_STATE);
+        struct engine e;
+        engine_at(&e, bad_server_port(s));
+        assert_int_equal(ws_engine_vllm.patch(&e.target, &q, &r, &err), -EPROTO);
+        assert_int_equal(bad_server_hits(s, 1), 0);
+        bad_server_stop(s);
     }
 }
 
@@ -311,6 +334,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_workers_answers, engine_setup, engine_teardown),
         cmocka_unit_test_setup_teardown(test_no_answers, engine_setup, engine_teardown),
+        cmocka_unit_test_setup_teardown(test_older_package, engine_setup, engine_teardown),
         cmocka_unit_test_setup_teardown(test_hostile_answers, engine_setup, engine_teardown),
         cmocka_unit_test_setup_teardown(test_sglang, engine_setup, engine_teardown),
         cmocka_unit_test_setup_teardown(test_put, engine_setup, engine_teardown),

@@ -258,6 +258,13 @@ static void collective_rpc(void *self, struct ws_http_incoming *in, struct ws_ht
         a->json = json_pack("{s:o}", "results", ws_reference_patch(r, json_object_get(in->json, "kwargs")));
         return;
     }
+    if (method && strcmp(method, "wsync_serving") == 0 && r->patches.workers) {
+        json_t *results = json_array();
+        for (size_t i = 0; i < r->patches.workers; i++)
+            json_array_append_new(results, json_pack("{s:i, s:b}", "rank", (int)i, "patches", 1));
+        a->json = json_pack("{s:o}", "results", results);
+        return;
+    }
     if (!method || strcmp(method, "reload_weights") != 0) {
         answer_failure(a, "the worker has no such method");
         return;

@@ -68,10 +68,10 @@ class Extension:
         return _loader(self).check(path)
 
     def wsync_serving(self) -> dict[str, Any]:
-        """{"path", "model", "version", "run", "digest", "tensors", "rank", "broken"}. If the engine has a draft model also "draft":
+        """{"path", "model", "version", "run", "digest", "tensors", "rank", "broken", "patches": True}. If the engine has a draft model also "draft":
         "unchanged", since a load does not change the draft model, or "unknown"."""
         worker: Any = self
-        return {**_loader(worker).serving(), **_draft(worker)}
+        return {**_loader(worker).serving(), **_draft(worker), "patches": True}
 
 
 def _loader(worker: Any) -> Any:
