@@ -23,8 +23,9 @@ def lost_parameters(model: Any, layout: Layout) -> list[str]:
 
     tied = tied_parameters(model)
     pairs = [(name, torch.empty(shape, dtype=_dtypes.torch_dtype(dtype), device="meta")) for name, (dtype, shape) in layout.items()]
-    process = layerwise._layerwise_process
+    process, count = layerwise._layerwise_process, layerwise.get_numel_loaded
     layerwise._layerwise_process = lambda layer, info: None  # keeps what the loaders were given
+    layerwise.get_numel_loaded = lambda loader, given: (0, True)  # gives it to none
     try:
         layerwise.initialize_layerwise_reload(model)
         names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -34,6 +35,6 @@ def lost_parameters(model: Any, layout: Layout) -> list[str]:
         log.info("whether vLLM's reload loses tensors of this model cannot be told: %s: %s", type(e).__name__, e)
         return []
     finally:
-        layerwise._layerwise_process = process
+        layerwise._layerwise_process, layerwise.get_numel_loaded = process, count
         _restore_kernel_tensors(model)
     return sorted(name for name in said - heard if not tied.get(name, frozenset()) & heard)
