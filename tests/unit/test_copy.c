@@ -155,7 +155,7 @@ static void test_updates_resume(void **state)
     unsigned char *p = random_bytes(most, 26), *to = random_bytes(most + 128, 27);
 
     (void)state;
-    for (size_t before = 0; before < 1300; before += before < 130 ? 1 : 11)
+    for (size_t before = 0; before < 1300; before += before < 70 ? 1 : 17)
         for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
             const size_t n = lengths[i], shift = before % 3 ? before % 64 : (before + i * 7) % 64;
             for (size_t c = 0; c < n_codes; c++) {
@@ -212,7 +212,7 @@ static void test_conversions(void **state)
     odd_numbers(p, 2 * most);
     for (enum ws_conversion k = WS_F32_TO_BF16; k <= WS_F16_TO_BF16; k++)
         for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
-            for (size_t before = 0; before < 1200; before += before < 400 ? 32 : 352)
+            for (size_t before = 0; before < 1200; before += before < 300 ? 32 : 448)
                 for (size_t c = 0; c < n_codes; c++) {
                     const size_t n = lengths[i], width = ws_conversion_dst_bytes(k);
                     const unsigned char *src = p + before % 7;
