@@ -130,8 +130,8 @@ def walk(world, rounds, *options):
         h.close()
     lines = [h for h in t.how if "by lines" in h and " 0 blocks by lines" not in h]
     whole = [h for h in t.how if re.search(r"[1-9]\d* whole", h)]
-    print(f"# {len(t.how)} versions of {t.version}: {len(lines)} by lines, {len(whole)} whole, {len(t.how) - t.how.count('how copy')} by a pass; {t.killed} kills",
-          flush=True)
+    passes = len(t.how) - t.how.count("how copy")
+    print(f"# {len(t.how)} versions of {t.version}: {len(lines)} by lines, {len(whole)} whole, {passes} by a pass; {t.killed} kills", flush=True)
     return t, lines, whole
 
 
