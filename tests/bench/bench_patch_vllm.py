@@ -11,23 +11,11 @@ import time
 os.environ.setdefault("SANITIZER", "")
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path[:0] = [HERE, os.path.join(HERE, ".."), os.path.join(HERE, "../real")]
+REAL = os.path.join(os.path.dirname(HERE), "real")
+sys.path[:0] = [HERE, os.path.dirname(HERE), REAL]
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 LAYERS = int(os.environ.get("BENCH_LAYERS", "28"))
 NEEDS = "vllm", "transformers", "pytest"
-# In every process of vLLM, before a model is loaded.
-WITHOUT_ONEDNN = """
-import importlib.abc, sys
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name != "vllm._custom_ops":
-            return None
-        sys.meta_path.remove(self)
-        import vllm._custom_ops
-        vllm._custom_ops._supports_onednn = False
-        return vllm._custom_ops.__spec__
-sys.meta_path.insert(0, Finder())
-"""
 
 
 def with_vllm():
@@ -102,14 +90,11 @@ def one_engine(name, folder, onednn, *options):
             pulls.append(timed(lambda v=v: wsync("pull", "--mount", mount.path, "actor", str(v), timeout=300)))
             if v == 1:
                 mount.write("1", "actor/version")  # keeps it, when the agent has it no more
-        site = unique("site")
-        os.makedirs(site)
-        with open(os.path.join(site, "sitecustomize.py"), "w") as f:
-            f.write("" if onednn else WITHOUT_ONEDNN)
-        WithWsync.more = {"PYTHONPATH": os.pathsep.join((WithWsync.target, site)), "OMP_NUM_THREADS": "2", "GLOO_SOCKET_IFNAME": "lo",
+        WithWsync.more = {"PYTHONPATH": os.pathsep.join((WithWsync.target, REAL)), "OMP_NUM_THREADS": "2", "GLOO_SOCKET_IFNAME": "lo",
                           "VLLM_HOST_IP": "127.0.0.1"}
-        server = WithWsync(mount.file("actor/1"), "--worker-extension-cls", "wsync.vllm.Extension", *options).wait()
-        print(f"  {name}: {server.rpc('wsync_patch', stage='state')}")
+        worker = [] if onednn else ["--worker-cls", "patch_probe.Worker"]
+        server = WithWsync(mount.file("actor/1"), "--worker-extension-cls", "wsync.vllm.Extension", *worker, *options).wait()
+        print(f"  {name}: {[said['patchable'] for said in server.rpc('wsync_patch', stage='state')]} of the elements can be patched")
         mount.write(f"engine add v vllm {server.url} update=patch timeout=300", "actor/ctl")
         own = [own_load(server, mount.file("actor/1")) for _ in range(ROUNDS)]
         try:
@@ -140,9 +125,9 @@ def main():
         folder = unique("versions")
         make(folder)
         WithWsync.target = installed()
-        one_engine("pause-patch", folder, False)
-        one_engine("pause-patch-tp2", folder, False, "--tensor-parallel-size", "2")
-        one_engine("pause-patch-onednn", folder, True)
+        for name, onednn, *options in (("pause-patch", False), ("pause-patch-tp2", False, "--tensor-parallel-size", "2"), ("pause-patch-onednn", True)):
+            if os.environ.get("BENCH_ONLY", name) == name:
+                one_engine(name, folder, onednn, *options)
 
 
 main()
