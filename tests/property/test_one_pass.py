@@ -161,6 +161,20 @@ def test_agent_uses_records():
     assert status["how"].startswith("pass, ") and "by lines" in status["how"], status
 
 
+def test_child():
+    "a child that is forked while a rank compares holds neither slot"
+    t = Trainer(1, random.Random(SEED), "--slots", "2")
+    for _ in range(3):
+        t.offload()
+    t.version += 1
+    assert ask_all(t.ranks, f"fork {t.version}") == [f"offloaded {t.version}"]
+    assert ask_all(t.ranks, f"wait {t.version}") == [f"published {t.version}"]
+    assert "by lines" in t.ranks[0].ask("how -")
+    for _ in range(3):
+        t.offload()
+    assert all("by lines" in how for how in t.how[-3:]), t.how
+
+
 def test_without_deltas():
     "without a delta cache, or with one that is too small, and where a rank prefers its own time"
     t = Trainer(1, random.Random(SEED), "--delta-cache", "0")

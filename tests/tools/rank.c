@@ -14,6 +14,7 @@
  *   fill VERSION      "filled VERSION"; what the tensors hold from here on
  *   offload VERSION   fills, offloads: "offloaded VERSION", or "error NUMBER SENTENCE"
  *   die AT VERSION    the same, and kills itself with SIGKILL when AT of 1000 bytes are copied
+ *   fork VERSION      as offload, and forks in the middle a child that lives as long as the rank
  *   wait VERSION      "published VERSION" or "error NUMBER SENTENCE"
  *   run -             "run NAME"
  *   how -             "how REPORT": how the last version was offloaded
@@ -24,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #define COLUMNS      64
@@ -46,6 +48,7 @@ static struct {
     struct part parts[MAX_PARAMS];
     size_t n;
     uint64_t dies_at; /* of 1000; over 1000: never */
+    int forks;        /* in the middle of the next offload */
     uint64_t salt;    /* distinguishes the same numbers of several lineages and models */
 } rank = {.dies_at = 1001};
 
@@ -74,6 +77,12 @@ static void progress(void *arg, uint64_t done_bytes, uint64_t total_bytes)
     (void)arg;
     if (rank.dies_at <= 1000 && done_bytes * 1000 >= rank.dies_at * total_bytes)
         raise(SIGKILL);
+    if (rank.forks && fork() == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;)
+            (void)pause();
+    }
+    rank.forks = 0;
 }
 
 static void add(wsync_param param, uint64_t start, uint64_t count, int is_bytes)
@@ -134,8 +143,9 @@ static void obey(char *line)
     } else if (strcmp(word, "fill") == 0) {
         fill(version);
         answer(0, "filled", version);
-    } else if (strcmp(word, "offload") == 0 || strcmp(word, "die") == 0) {
+    } else if (strcmp(word, "offload") == 0 || strcmp(word, "die") == 0 || strcmp(word, "fork") == 0) {
         fill(version);
+        rank.forks = strcmp(word, "fork") == 0;
         answer(wsync_offload(rank.publisher, rank.params, rank.n, version), "offloaded", version);
         fill(version + 1000003); /* the sources may change again at once */
     } else if (strcmp(word, "wait") == 0) {

@@ -153,8 +153,10 @@ static void map_base(struct wsync_publisher *p, const int *fds, size_t n)
         if (p->file_sizes[i] == 0)
             continue;
         ok = used < n && ws_region_import(&c->regions[i], fds[used++], p->file_sizes[i], false, &why) == 0;
-        if (ok)
-            c->base[i] = ws_region_data(c->regions[i]);
+        if (!ok)
+            break;
+        ws_region_close_descriptor(c->regions[i]); /* a child of the trainer would hold the slot by it */
+        c->base[i] = ws_region_data(c->regions[i]);
     }
     while (used < n)
         close(fds[used++]);
