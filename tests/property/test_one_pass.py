@@ -7,6 +7,7 @@ ONE_PASS_SEED."""
 import os
 import random
 import re
+import resource
 import sys
 import urllib.request
 
@@ -173,6 +174,23 @@ def test_child():
     for _ in range(3):
         t.offload()
     assert all("by lines" in how for how in t.how[-3:]), t.how
+
+
+def test_few_descriptors():
+    "a rank that has descriptors for one slot, and not for the version before, too, copies"
+    agent = Agent()
+    rank = Rank(agent, "actor", 0, 1, ELEMENTS, "run=one", f"shard={1 << 20}")
+
+    def offload(version):
+        assert rank.ask(f"offload {version}") == f"offloaded {version}"
+        assert rank.ask(f"wait {version}") == f"published {version}"
+        return rank.ask("how -")
+
+    offload(1)
+    assert "pass" in offload(2)
+    most = len(os.listdir(f"/proc/{rank.pid}/fd")) + 4 + 2  # of the model's 4 files
+    resource.prlimit(rank.pid, resource.RLIMIT_NOFILE, (most, most))
+    assert [offload(3), offload(4)] == ["how copy"] * 2
 
 
 def test_without_deltas():
