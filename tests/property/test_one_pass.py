@@ -7,6 +7,7 @@ ONE_PASS_SEED."""
 import os
 import random
 import re
+import resource
 import sys
 import urllib.request
 
@@ -159,6 +160,37 @@ def test_agent_uses_records():
     assert len(used) == 5 and used[0] >= 4 and len(set(used)) == 1, used
     status = next(m for m in t.agent.get("/v1/status")["models"] if m["name"] == "actor")
     assert status["how"].startswith("pass, ") and "by lines" in status["how"], status
+
+
+def test_child():
+    "a child that is forked while a rank compares holds neither slot"
+    t = Trainer(1, random.Random(SEED), "--slots", "2")
+    for _ in range(3):
+        t.offload()
+    t.version += 1
+    assert ask_all(t.ranks, f"fork {t.version}") == [f"offloaded {t.version}"]
+    assert ask_all(t.ranks, f"wait {t.version}") == [f"published {t.version}"]
+    assert "by lines" in t.ranks[0].ask("how -")
+    for _ in range(3):
+        t.offload()
+    assert all("by lines" in how for how in t.how[-3:]), t.how
+
+
+def test_few_descriptors():
+    "a rank that has descriptors for one slot, and not for the version before, too, copies"
+    agent = Agent()
+    rank = Rank(agent, "actor", 0, 1, ELEMENTS, "run=one", f"shard={1 << 20}")
+
+    def offload(version):
+        assert rank.ask(f"offload {version}") == f"offloaded {version}"
+        assert rank.ask(f"wait {version}") == f"published {version}"
+        return rank.ask("how -")
+
+    offload(1)
+    assert "pass" in offload(2)
+    most = len(os.listdir(f"/proc/{rank.pid}/fd")) + 4 + 2  # of the model's 4 files
+    resource.prlimit(rank.pid, resource.RLIMIT_NOFILE, (most, most))
+    assert [offload(3), offload(4)] == ["how copy"] * 2
 
 
 def test_without_deltas():

@@ -1,6 +1,6 @@
 /* A rank of a trainer that computes nothing: what its tensors hold follows from version and position, so that
  * any reader can check every byte.
- *   rank AGENT MODEL RANK WORLD ELEMENTS [new-run] [run=ID] [salt=N] [timeout=MS] [seed=N]
+ *   rank AGENT MODEL RANK WORLD ELEMENTS [new-run] [run=ID] [salt=N] [timeout=MS] [seed=N] [shard=BYTES]
  * The model's tensors, with E = ELEMENTS:
  *   rows    BF16 [E/64, 64]   each rank holds a box of rows, the last ones more
  *   flat    U16 [E/2 + 7]     each rank holds a range, not of equal sizes
@@ -14,6 +14,7 @@
  *   fill VERSION      "filled VERSION"; what the tensors hold from here on
  *   offload VERSION   fills, offloads: "offloaded VERSION", or "error NUMBER SENTENCE"
  *   die AT VERSION    the same, and kills itself with SIGKILL when AT of 1000 bytes are copied
+ *   fork VERSION      as offload, and forks in the middle a child that lives as long as the rank
  *   wait VERSION      "published VERSION" or "error NUMBER SENTENCE"
  *   run -             "run NAME"
  *   how -             "how REPORT": how the last version was offloaded
@@ -24,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #define COLUMNS      64
@@ -46,6 +48,7 @@ static struct {
     struct part parts[MAX_PARAMS];
     size_t n;
     uint64_t dies_at; /* of 1000; over 1000: never */
+    int forks;        /* in the middle of the next offload */
     uint64_t salt;    /* distinguishes the same numbers of several lineages and models */
 } rank = {.dies_at = 1001};
 
@@ -74,6 +77,12 @@ static void progress(void *arg, uint64_t done_bytes, uint64_t total_bytes)
     (void)arg;
     if (rank.dies_at <= 1000 && done_bytes * 1000 >= rank.dies_at * total_bytes)
         raise(SIGKILL);
+    if (rank.forks && fork() == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;)
+            (void)pause();
+    }
+    rank.forks = 0;
 }
 
 static void add(wsync_param param, uint64_t start, uint64_t count, int is_bytes)
@@ -134,8 +143,9 @@ static void obey(char *line)
     } else if (strcmp(word, "fill") == 0) {
         fill(version);
         answer(0, "filled", version);
-    } else if (strcmp(word, "offload") == 0 || strcmp(word, "die") == 0) {
+    } else if (strcmp(word, "offload") == 0 || strcmp(word, "die") == 0 || strcmp(word, "fork") == 0) {
         fill(version);
+        rank.forks = strcmp(word, "fork") == 0;
         answer(wsync_offload(rank.publisher, rank.params, rank.n, version), "offloaded", version);
         fill(version + 1000003); /* the sources may change again at once */
     } else if (strcmp(word, "wait") == 0) {
@@ -155,7 +165,7 @@ int main(int argc, char **argv)
     char line[128], more[32] = "";
     if (argc < 6) {
         fprintf(stderr, "usage: rank AGENT MODEL RANK WORLD ELEMENTS [new-run] [run=ID] [salt=N] "
-                        "[timeout=MS] [seed=N]\n");
+                        "[timeout=MS] [seed=N] [shard=BYTES]\n");
         return 2;
     }
     wsync_config config = {.struct_size = sizeof(config),
@@ -175,6 +185,8 @@ int main(int argc, char **argv)
             rank.salt = strtoull(argv[i] + 5, NULL, 10);
         if (strncmp(argv[i], "timeout=", 8) == 0)
             config.timeout_ms = (unsigned)strtoul(argv[i] + 8, NULL, 10);
+        if (strncmp(argv[i], "shard=", 6) == 0)
+            config.shard_bytes = strtoull(argv[i] + 6, NULL, 10);
         if (strncmp(argv[i], "seed=", 5) == 0)
             snprintf(more, sizeof(more), "%s.x", argv[i] + 5);
     }

@@ -208,12 +208,19 @@ int ws_region_import(struct ws_region **out, int fd, uint64_t size_bytes, bool w
         ws_region_free(r);
         return rc;
     }
-    if (writable) { /* a child that is forked between here and its arrival still has it: that is short */
-        close(r->fd);
-        r->fd = -1;
-    }
+    if (writable)
+        ws_region_close_descriptor(r);
     *out = r;
     return 0;
+}
+
+/* A child that was forked between the descriptor's arrival and here still has it: that is short. */
+void ws_region_close_descriptor(struct ws_region *r)
+{
+    assert(r->kind == WS_REGION_IMPORTED);
+    if (r->fd >= 0)
+        close(r->fd);
+    r->fd = -1;
 }
 
 enum ws_region_kind ws_region_kind(const struct ws_region *r)

@@ -36,11 +36,14 @@ WS_MUST_USE int ws_region_new(struct ws_region **out, uint64_t size_bytes, struc
  * by it. Checked: regular file, size exactly size_bytes. */
 WS_MUST_USE int ws_region_import(struct ws_region **out, int fd, uint64_t size_bytes, bool writable,
                                  struct ws_error *err);
+/* Closes the descriptor of an imported region, whose mapping stays, for the same reason: one that is only read, for a while,
+ * in a process that may fork. */
+void ws_region_close_descriptor(struct ws_region *r);
 enum ws_region_kind ws_region_kind(const struct ws_region *r);
 const char *ws_region_kind_name(enum ws_region_kind kind);
 unsigned char *ws_region_data(struct ws_region *r); /* NULL when size is 0 */
 uint64_t ws_region_size(const struct ws_region *r);
-/* The region's own descriptor (O_RDWR; imported: as received, -1 where writable); stays the region's. */
+/* The region's own descriptor (O_RDWR; imported: as received, -1 where it is closed); stays the region's. */
 int ws_region_fd(const struct ws_region *r);
 /* What a descriptor is for. READ: a reader that may do anything with it, after which the region is never idle
  * again. WRITE: a local publisher. COPY: a wsync process that maps it, copies the bytes and closes it. */

@@ -6,12 +6,14 @@
 #include "transports/base/log.h"
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define CHECK_EVERY 64 /* blocks: of so many one is read back from the slot */
+#define SPARE_FDS   16 /* that other threads may take meanwhile */
 
 /* The hashes of the blocks that this rank filled alone. */
 struct hashes {
@@ -120,11 +122,31 @@ static struct ws_publisher_compare *make(const struct wsync_publisher *p)
 
 /* --- begin --- */
 
+/* The descriptors of both versions come in one message, and are closed once they are mapped. Without room for all of them
+ * in this process's table it would be lost, and with it the version. */
+static bool has_room_for_both(const struct wsync_publisher *p)
+{
+    size_t need = SPARE_FDS, n = 0;
+    for (size_t i = 0; i < p->n_files; i++)
+        need += p->file_sizes[i] > 0 ? 2 : 0;
+    int *fds = malloc(need * sizeof(*fds));
+    int fd = fds ? open("/dev/null", O_RDONLY | O_CLOEXEC) : -1;
+    while (fd >= 0) {
+        fds[n++] = fd;
+        fd = n < need ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
+    }
+    const bool has = n == need;
+    while (n > 0)
+        close(fds[--n]);
+    free(fds);
+    return has;
+}
+
 const char *ws_publisher_compare_request(struct wsync_publisher *p)
 {
     struct ws_publisher_compare *c = p->compare;
     if (!p->puts_all || p->uses_pinned || !c || !c->last.version.lineage[0] ||
-        !ws_pass_choice_make(&c->choice, p->prefer))
+        !ws_pass_choice_make(&c->choice, p->prefer) || !has_room_for_both(p))
         return "no";
     return p->prefer == WS_PREFER_LATENCY ? "made" : "taken";
 }
@@ -153,8 +175,10 @@ static void map_base(struct wsync_publisher *p, const int *fds, size_t n)
         if (p->file_sizes[i] == 0)
             continue;
         ok = used < n && ws_region_import(&c->regions[i], fds[used++], p->file_sizes[i], false, &why) == 0;
-        if (ok)
-            c->base[i] = ws_region_data(c->regions[i]);
+        if (!ok)
+            break;
+        ws_region_close_descriptor(c->regions[i]); /* a child of the trainer would hold the slot by it */
+        c->base[i] = ws_region_data(c->regions[i]);
     }
     while (used < n)
         close(fds[used++]);
