@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import threading
 
 import pytest
 
@@ -162,6 +163,35 @@ def test_copies_of_kernels(versions):
     why = _proofs.unheard(recording, model)
     assert set(why) == {"embed"} and "a copy of its memory" in why["embed"], why
     assert same(model, parameters(versions[0])) == set(), "the proof has changed a parameter"
+
+
+def test_beside_parameters(versions):
+    "what a module keeps beside its parameters, or has of the loader itself, and what another thread filled, is not patched by writing parameters"
+    for how in ("copy", "alias", "thread"):
+        model, recorder = Model(), Recorder()
+        recorder.own(model)
+        with wsync.open(versions[0], "torch") as weights, recorder:
+            pairs = [(name, recorder.source(name, weights[name].clone())) for name in weights]
+            rest = [(name, tensor) for name, tensor in pairs if how == "copy" or name != "down"]
+            model.load_weights(rest)
+            if how == "copy":
+                model.down.kept = model.down.weight.data.clone()
+            elif how == "alias":
+                model.down.weight.data = dict(pairs)["down"]
+            else:
+                thread = threading.Thread(target=model.load_weights, args=([(n, t) for n, t in pairs if n == "down"],))
+                thread.start()
+                thread.join()
+        why = Recording(recorder, model).whole.get("down")
+        assert why and {"copy": "kept beside", "alias": "loader's own", "thread": "not seen"}[how] in why, (how, why)
+
+
+def test_untied(versions, dense):
+    "a parameter that was tied to one that is patched, and is no more, is not patched"
+    engine, patcher = worker(versions[0])
+    engine.model.head.weight = torch.nn.Parameter(engine.model.head.weight.clone(), requires_grad=False)
+    said = patcher.stage("prepare", "p", versions[1], versions[0])
+    assert not said["ok"] and "elsewhere" in said["why"], said
 
 
 def test_unseen_writes(versions):
