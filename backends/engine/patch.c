@@ -110,11 +110,16 @@ static void read_worker(const struct ws_engine_patch *ask, const json_t *worker,
         out->patchable = patchable;
     add_names(json_object_get(worker, "whole"), out->whole, sizeof(out->whole));
     read_served(worker, served);
+    const bool disagrees = state && i > 0 && strcmp(served, out->served) != 0;
     if (i > 0 && strcmp(served, out->served) != 0)
         served[0] = 0;
     snprintf(out->served, sizeof(out->served), "%s", served);
     if (plan && strlen(plan) <= WS_PATCH_PLAN_DIGITS && !out->plan[0])
         snprintf(out->plan, sizeof(out->plan), "%s", plan);
+    if (disagrees && out->ok) { /* later ones that agree change nothing about that */
+        snprintf(out->why, sizeof(out->why), "its workers do not hold one version");
+        out->ok = false;
+    }
     if (!ok && out->ok) {
         int n =
             snprintf(out->why, sizeof(out->why), "rank %" JSON_INTEGER_FORMAT ": %.300s",

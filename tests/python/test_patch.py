@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import threading
 
 import pytest
 
@@ -162,6 +163,35 @@ def test_copies_of_kernels(versions):
     why = _proofs.unheard(recording, model)
     assert set(why) == {"embed"} and "a copy of its memory" in why["embed"], why
     assert same(model, parameters(versions[0])) == set(), "the proof has changed a parameter"
+
+
+def test_beside_parameters(versions):
+    "what a module keeps beside its parameters, or has of the loader itself, and what another thread filled, is not patched by writing parameters"
+    for how in ("copy", "alias", "thread"):
+        model, recorder = Model(), Recorder()
+        recorder.own(model)
+        with wsync.open(versions[0], "torch") as weights, recorder:
+            pairs = [(name, recorder.source(name, weights[name].clone())) for name in weights]
+            rest = [(name, tensor) for name, tensor in pairs if how == "copy" or name != "down"]
+            model.load_weights(rest)
+            if how == "copy":
+                model.down.kept = model.down.weight.data.clone()
+            elif how == "alias":
+                model.down.weight.data = dict(pairs)["down"]
+            else:
+                thread = threading.Thread(target=model.load_weights, args=([(n, t) for n, t in pairs if n == "down"],))
+                thread.start()
+                thread.join()
+        why = Recording(recorder, model).whole.get("down")
+        assert why and {"copy": "kept beside", "alias": "loader's own", "thread": "not seen"}[how] in why, (how, why)
+
+
+def test_untied(versions, dense):
+    "a parameter that was tied to one that is patched, and is no more, is not patched"
+    engine, patcher = worker(versions[0])
+    engine.model.head.weight = torch.nn.Parameter(engine.model.head.weight.clone(), requires_grad=False)
+    said = patcher.stage("prepare", "p", versions[1], versions[0])
+    assert not said["ok"] and "elsewhere" in said["why"], said
 
 
 def test_unseen_writes(versions):
@@ -368,6 +398,53 @@ def test_drift(versions, dense):
     said = patcher.stage("verify")
     assert not said["ok"] and len(said["differs"]) == 1, said
     assert not patcher.stage("state")["ready"]
+
+
+def test_drift_stays(versions, dense):
+    "an undo takes back what a put wrote, and no more: weights that verify found to be others stay so until all are loaded"
+    for stages in (["undo"], ["put", "undo"]):
+        engine, patcher = worker(versions[0])
+        assert patcher.stage("prepare", "p", versions[1], versions[0])["ok"]
+        for i, stage in enumerate(stages):
+            if i + 1 == len(stages):
+                engine.model.bias.weight.data.view(torch.int16)[0] ^= 1
+                assert not patcher.stage("verify")["ok"]
+            assert patcher.stage(stage, "p")["ok"]
+        assert not patcher.stage("put", "p")["ok"] and not patcher.stage("state")["ready"], stages
+        patcher.forget()
+        assert patcher.stage("state")["ready"]
+
+
+def test_asleep(versions, dense):
+    "while its weights are not in memory, a patch is not taken back either"
+    engine, patcher = worker(versions[0])
+    assert patcher.stage("prepare", "p", versions[1], versions[0])["ok"] and patcher.stage("put", "p")["ok"]
+    patcher.asleep = True
+    said = patcher.stage("undo", "p")
+    assert not said["ok"] and "asleep" in said["why"] and same(engine.model, parameters(versions[1])) == set(), said
+
+
+def is_now(folder, run):
+    """Its manifest says that it is this run's."""
+    os.makedirs(os.path.join(folder, ".wsync"), exist_ok=True)
+    with open(os.path.join(folder, ".wsync/manifest.json"), "w") as f:
+        json.dump({"model": "m", "version": 2, "run": run, "digest": run}, f)
+
+
+def test_another_run(versions, dense):
+    "a target whose name is another run's before the plan is made, or before modules are loaded from it, is not put"
+    engine, patcher = worker(versions[0])
+    identify, want = engine.identify, parameters(versions[0])
+    engine.identify = lambda path: (is_now(path, "later"), identify(path))[1]
+    said = patcher.stage("prepare", "p", versions[1], versions[0])
+    assert not said["ok"] and "another version" in said["why"], said
+    engine.identify = identify
+    os.remove(os.path.join(versions[1], ".wsync/manifest.json"))
+    assert patcher.stage("prepare", "p", versions[1], versions[0])["ok"]
+    is_now(versions[1], "latest")
+    said = patcher.stage("put", "p")
+    assert not said["ok"] and said["wrote"] and "another version" in said["why"] and engine.path == versions[0], said
+    assert patcher.stage("undo", "p")["ok"] and same(engine.model, want) == set()
 
 
 def test_failed_put(versions, dense):

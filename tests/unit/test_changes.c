@@ -283,6 +283,37 @@ static void test_damaged(void **state)
     free_pair(&p);
 }
 
+/* A delta that ends well, but has nothing of a block that is another in the base. */
+static void test_left_out(void **state)
+{
+    struct pair p;
+    size_t n;
+    struct ws_delta *d;
+    bool is_out = false;
+    (void)state;
+    make_pair(&p, 60);
+    mark_pair(&p);
+    const struct ws_delta_link l = delta_link_of(&p.from, &p.to);
+    struct ws_delta *good = delta_of(&p.from, &p.to, 0);
+    assert_int_equal(ws_delta_new(&d, &l, p.to.manifest, NULL), 0);
+    for (size_t b = 0; b < p.to.manifest->files[0].n_blocks; b++) {
+        const struct ws_delta_record *r = ws_delta_at(good, 0, b);
+        if (r && is_out)
+            assert_int_equal(ws_delta_add(d, ws_delta_record_make(0, (uint32_t)b, WS_DELTA_EDIT, r->n_changed,
+                                                                  r->data, r->bytes, 0)),
+                             0);
+        is_out = is_out || r;
+    }
+    ws_delta_end(d, WS_DELTA_WHOLE);
+    unsigned char *bytes = delta_stream(d, &n);
+    version_folder_delta(p.target, p.from.manifest, bytes, n);
+    refuse(&p, EBADMSG, "another in the base");
+    free(bytes);
+    ws_delta_put(d);
+    ws_delta_put(good);
+    free_pair(&p);
+}
+
 /* Records with good hashes and any content: refused, or a list of true differences to some base. */
 static void test_hostile(void **state)
 {
@@ -447,12 +478,12 @@ static void test_too_many(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_compared),     cmocka_unit_test(test_recorded),
-        cmocka_unit_test(test_whole_blocks), cmocka_unit_test(test_without_base),
-        cmocka_unit_test(test_straddling),   cmocka_unit_test(test_damaged),
-        cmocka_unit_test(test_hostile),      cmocka_unit_test(test_other_versions),
-        cmocka_unit_test(test_other_layout), cmocka_unit_test(test_swapped),
-        cmocka_unit_test(test_too_many),
+        cmocka_unit_test(test_compared),       cmocka_unit_test(test_recorded),
+        cmocka_unit_test(test_whole_blocks),   cmocka_unit_test(test_without_base),
+        cmocka_unit_test(test_straddling),     cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_left_out),       cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_other_versions), cmocka_unit_test(test_other_layout),
+        cmocka_unit_test(test_swapped),        cmocka_unit_test(test_too_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

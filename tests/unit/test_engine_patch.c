@@ -69,8 +69,17 @@ static void test_workers_answers(void **state)
          RESULTS("{\"rank\":0,\"stage\":\"prepare\",\"ok\":true,\"changed\":3,\"bytes\":40}" AND
                  "{\"rank\":7,\"stage\":\"prepare\",\"ok\":false,\"why\":\"not recorded\",\"changed\":-5}" AND
                  "{\"rank\":8,\"stage\":\"prepare\",\"ok\":false,\"why\":\"nor here\"}")}};
+    static const struct bad_step mixed[] = {
+        {"/collective_rpc", BAD_JSON, 200,
+         RESULTS(
+             "{\"rank\":0,\"stage\":\"state\",\"ready\":true,\"served\":{\"version\":41,\"run\":\"r\"}}" AND
+             "{\"rank\":1,\"stage\":\"state\",\"ready\":true,\"served\":{\"version\":40,\"run\":\"r\"}}" AND
+             "{\"rank\":2,\"stage\":\"state\",\"ready\":true,\"served\":{\"version\":41,\"run\":\"r\"}}")}};
     struct ws_engine_patch_reply r;
     (void)state;
+    assert_int_equal(run(&ws_engine_vllm, mixed, LENGTH(mixed), WS_PATCH_STATE, &r), 0);
+    assert_false(r.ok);
+    assert_string_equal(r.why, "its workers do not hold one version");
     assert_int_equal(run(&ws_engine_vllm, good, LENGTH(good), WS_PATCH_STATE, &r), 0);
     assert_true(r.ok && r.put && r.workers == 2);
     assert_true(r.patchable > 0.49 && r.patchable < 0.51);

@@ -61,7 +61,22 @@ static void free_table(struct reading *r)
     free(r->has);
 }
 
-static int read_stream(int fd, struct reading *r, const struct ws_delta_link *link, struct ws_error *err)
+/* A block that is another in the base has a record, or elements that changed would be left as they are. */
+static int check_complete(const struct reading *r, const struct ws_manifest *base, struct ws_error *err)
+{
+    for (size_t i = 0; base && i < r->target->n_files; i++) {
+        const struct ws_manifest_file *f = &r->target->files[i], *old = ws_manifest_find(base, f->name);
+        for (size_t k = 0; k < f->n_blocks; k++)
+            if (!r->has[i][k] && !(old && k < old->n_blocks && old->hashes[k] == f->hashes[k]))
+                return ws_error_set(
+                    err, EBADMSG, "the delta has no record of block %zu of %s, which is another in the base",
+                    k, f->name);
+    }
+    return 0;
+}
+
+static int read_stream(int fd, struct reading *r, const struct ws_delta_link *link,
+                       const struct ws_manifest *base, struct ws_error *err)
 {
     uint64_t n_blocks = 0, at = 0;
     bool whole = false;
@@ -80,6 +95,8 @@ static int read_stream(int fd, struct reading *r, const struct ws_delta_link *li
         rc = ws_error_set(err, (int)-n, "cannot read the delta: %s", strerror((int)-n));
     if (rc == 0 && !(ws_delta_stream_reader_ended(reader, &whole) && whole))
         rc = ws_error_set(err, EBADMSG, "the delta was cut off, or its maker gave it up");
+    if (rc == 0)
+        rc = check_complete(r, base, err);
     ws_delta_stream_reader_free(reader);
     free_table(r);
     free(chunk);
@@ -154,7 +171,7 @@ int ws_recorded_read(struct ws_recorded *out, const struct ws_version_folder *ta
     if (rc == 0 && !base_manifest && strtoull(name, NULL, 10) != link.base.version)
         rc = ws_error_set(err, EBADMSG, "the delta is from %" PRIu64, link.base.version);
     if (rc == 0)
-        rc = read_stream(fd, &r, &link, err);
+        rc = read_stream(fd, &r, &link, base_manifest, err);
     close(fd);
     out->n = r.list.len;
     out->list = r.list.ptr;

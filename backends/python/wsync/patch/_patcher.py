@@ -12,6 +12,8 @@ from . import _proofs
 from ._plan import Plan
 from ._recorder import Recorder
 from ._recording import Recording, Unpatchable
+from ._versions import KEYS
+from ._versions import identity as version_at
 
 log = logging.getLogger("wsync.patch")
 
@@ -82,6 +84,7 @@ class Patcher:
         self._recording: Optional[Recording] = None
         self._why = "no load was recorded in this worker"
         self._stale: Optional[str] = None  # why it is not known what is in memory
+        self._half_done: Optional[str] = None  # the same, until this plan's put or undo is done
         self._plan: Optional[Plan] = None
         self._put = False
         self.asleep = False
@@ -94,7 +97,7 @@ class Patcher:
     def forget(self, stale: Optional[str] = None) -> None:
         """The model is loaded by somebody else. stale: what is in memory now is no version that is known."""
         self._drop()
-        self._stale = stale
+        self._stale, self._half_done = stale, None
 
     def _drop(self) -> None:
         self._plan, self._put = None, False
@@ -130,8 +133,8 @@ class Patcher:
         if self.asleep:
             return "the engine is asleep: its weights are not in memory"
         broken = self._engine.serving().get("broken")
-        if broken or self._stale:
-            return broken or self._stale
+        if broken or self._stale or self._half_done:
+            return broken or self._stale or self._half_done
         moved = self._recording.moved()
         return f"{len(moved)} parameters are elsewhere since they were recorded, such as {moved[0]}" if moved else None
 
@@ -161,7 +164,7 @@ class Patcher:
             serving = self._engine.serving()
             raise Unpatchable(f"{base} is not what is served: that is {serving.get('path')} (version {serving.get('version')}@{serving.get('run')})")
         with open_weights(target, "torch") as weights:
-            layout = weights.layout()
+            layout, versions = weights.layout(), {target: version_at(weights)}
         readable = self._compare_some(base)
         plan = Plan(identity, self._recording, target, base, layout, torch.get_num_threads())
         why = None
@@ -174,6 +177,9 @@ class Patcher:
         except OSError as e:
             raise Unpatchable(f"memory is not the base's: {e}") from None
         plan.identities = {"put": self._engine.identify(target), "undo": self._engine.served()}
+        served = self._engine.serving()
+        plan.versions = {**versions, base: {key: served[key] for key in KEYS}}
+        _refuse_another(plan, target)
         return plan
 
     def _compare_some(self, base: str) -> bool:
@@ -205,6 +211,8 @@ class Patcher:
                 plan.put()
                 self._load_modules(plan, plan.target)
             elif self._put:
+                if self.asleep:
+                    raise Unpatchable("the engine is asleep: its weights are not in memory")
                 plan.undo()
                 self._load_modules(plan, plan.base)
             _synchronize()
@@ -217,14 +225,15 @@ class Patcher:
             if wrote:
                 self._engine.note(plan.identities[what])
                 self._engine.forget_answers()
-            self._stale = None
+            self._half_done = None
         elif wrote:
-            self._stale = f"{what} of plan {identity} failed: {agreed}"
+            self._half_done = f"{what} of plan {identity} failed: {agreed}"
         return {"ok": agreed is None, "why": agreed or "", "seconds": round(time.monotonic() - start, 6), "wrote": wrote}
 
     def _load_modules(self, plan: Plan, path: str) -> None:
         if plan.tensors:
             self._engine.load_modules(path, plan.tensors)
+            _refuse_another(plan, path)
 
     def _end(self, identity: Any) -> dict[str, Any]:
         """A plan that was put stays what is served."""
@@ -247,6 +256,14 @@ class Patcher:
         if differs:
             self._stale = f"{differs[0]} is not what the file of the served version has"
         return {"ok": not differs and error is None, "why": error or self._stale or "", "differs": differs}
+
+
+def _refuse_another(plan: Plan, path: str) -> None:
+    """A name such as 42 is another run's once that has published 42: what was read there since is then not the plan's."""
+    with open_weights(path, "torch") as weights:
+        found = version_at(weights)
+    if found != plan.versions[path]:
+        raise Unpatchable(f"{path} became another version meanwhile: {found['version']}@{found['run']}")
 
 
 def _message(e: Exception) -> str:

@@ -29,12 +29,13 @@ class Changes:
 
 class Plan:
     """Of one switch. elements: of this rank; changed: those that put writes, for which lists of these bytes are held; modules: loaded whole, by
-    these tensors; identities: the engine's, by stage."""
+    these tensors; identities: the engine's, by stage; versions: what the manifests at both paths said."""
 
     def __init__(self, identity: str, recording: Recording, target: str, base: str, layout: Mapping[str, Any], threads: int):
         """OSError: the library's; Unpatchable: a whole load is better, or the only way."""
         self.identity, self.target, self.base = identity, target, base
         self.identities: dict[str, Any] = {}
+        self.versions: dict[str, Any] = {}
         changes = Changes(target, base)
         counts = {name: n for name in layout if (n := changes.count(name))}
         self.elements = sum(recording.elements(name) for name in layout)

@@ -106,6 +106,15 @@ class Recorder:
         memory = self._memories.get(_key(tensor))
         return (memory.regions, memory.tainted) if memory else ([], set())
 
+    def kept_elsewhere(self, model_has: set[int]) -> set[str]:
+        """Tensors of which a copy is alive in a storage that is none of these."""
+        return {one.name for key, memory in self._memories.items() if key not in model_has and not memory.alive.expired() for one in memory.regions}
+
+    def files_in(self, tensor: Any) -> set[str]:
+        """Tensors of the checkpoint that share their memory with this one."""
+        memory = self._memories.get(_key(tensor))
+        return {name for _, _, name in memory.source} if memory else set()
+
     # --- what the modes tell ---
     def _memory(self, tensor: Any) -> _Memory:
         found = self._memories.get(_key(tensor))

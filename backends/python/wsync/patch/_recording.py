@@ -1,6 +1,7 @@
 """What a watched load says of a model: which memory holds which elements, and what has to be loaded by the engine's own loader."""
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +16,14 @@ class Unpatchable(Exception):
 
 @dataclass
 class Place:
-    """One storage of the model: the module and the name of a tensor that has it, and its regions."""
+    """One storage of the model: the module and the name of a tensor that has it, and its regions. ties: others that have it."""
 
     module: Any
     attribute: str
     name: str
     tensor: Any
     regions: list[Region]
+    ties: list[tuple[Any, str]]
 
     def __post_init__(self) -> None:
         self._at, self._shape, self._dtype = self.tensor.data_ptr(), tuple(self.tensor.shape), self.tensor.dtype
@@ -29,7 +31,12 @@ class Place:
 
     @property
     def is_where_it_was(self) -> bool:
-        """Whether the module still has this memory, in this shape."""
+        """Whether the module still has this memory, in this shape, and those that are tied to it have it, too."""
+        storage = self.tensor.untyped_storage()._cdata
+        for module, attribute in self.ties:
+            tied = getattr(module, attribute, None)
+            if tied is None or tied.untyped_storage()._cdata != storage:
+                return False
         now = getattr(self.module, self.attribute, None)
         return (now is not None and now.data_ptr() == self._at and tuple(now.shape) == self._shape and now.dtype == self._dtype
                 and now.untyped_storage().nbytes() == self._bytes)
@@ -45,12 +52,19 @@ class Recording:
         self.dtypes, self._elements = dict(recorder.dtypes), dict(recorder.elements)
         self.whole: dict[str, str] = {name: ", ".join(sorted(why)) for name, why in recorder.reasons.items()}
         placed: set[str] = set()
-        for module, attribute, name, tensor in _distinct(model):
+        unfilled: list[str] = []  # parameters, by nothing that was seen
+        storages = _storages(model)
+        for (module, attribute, name, tensor), *tied in storages.values():
             regions, tainted = recorder.regions(tensor)
             for one in tainted:
                 self.whole.setdefault(one, f"{name} is computed from it")
+            for one in recorder.files_in(tensor):
+                self.whole.setdefault(one, f"{name} is the loader's own tensor")
+            if not regions and not tainted and attribute in module._parameters:
+                unfilled.append(name)
             if regions:
-                self.places.append(Place(module, attribute, name, tensor.detach(), merged(iter(regions))))
+                ties = [(of, named) for of, named, _, _ in tied]
+                self.places.append(Place(module, attribute, name, tensor.detach(), merged(iter(regions)), ties))
                 placed |= {one.name for one in regions}
         for place in self.places:
             for one in place.regions:
@@ -58,6 +72,12 @@ class Recording:
                     self.whole.setdefault(one.name, f"{place.name} has it in another form")
         for name in set(self.modules) - placed:
             self.whole.setdefault(name, "no parameter has it")
+        if recorder.kept_elsewhere(set(storages)):
+            gc.collect()  # else what only waits for it looks kept
+        for name in recorder.kept_elsewhere(set(storages)):
+            self.whole.setdefault(name, "a copy of it is kept beside the parameters")
+        for name in set(self.dtypes) - placed - set(self.whole) if unfilled else ():
+            self.whole[name] = f"it was not seen where it went, nor what filled {unfilled[0]}"
         self._join_modules()
 
     def _join_modules(self) -> None:
@@ -118,14 +138,11 @@ class Recording:
         return [place.name for place in self.places if not place.is_where_it_was]
 
 
-def _distinct(model: Any) -> Iterator[tuple[Any, str, str, Any]]:
-    """(module, attribute, full name, tensor) of each storage once."""
-    seen = set()
+def _storages(model: Any) -> dict[int, list[tuple[Any, str, str, Any]]]:
+    """(module, attribute, full name, tensor) of all that have a storage, for each."""
+    found: dict[int, list[tuple[Any, str, str, Any]]] = {}
     for path, module in model.named_modules():
         for attribute, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            if tensor.device.type == "meta" or not tensor.numel():
-                continue
-            key = tensor.untyped_storage()._cdata
-            if key not in seen:
-                seen.add(key)
-                yield module, attribute, f"{path}.{attribute}".lstrip("."), tensor
+            if tensor.device.type != "meta" and tensor.numel():
+                found.setdefault(tensor.untyped_storage()._cdata, []).append((module, attribute, f"{path}.{attribute}".lstrip("."), tensor))
+    return found
