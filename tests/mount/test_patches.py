@@ -146,6 +146,34 @@ def test_refusals_load_all(api, fault, why):
 
 
 @pytest.mark.parametrize("api", APIS)
+def test_loaded_by_hand(api):
+    "an engine that somebody loaded with another version, which is the same wherever the switch would write, loads all"
+    w = World()
+    e = w.engine("e", api=api, options="update=patch")
+    for version in (4, 5):  # 4 differs from 1 in one byte, 5 in another
+        folder = shutil.copytree(w.folders[1], f"{w.top}/{version}")
+        with open(folder + "/model.safetensors", "r+b") as f:
+            f.seek(-1000 * version, os.SEEK_END)
+            byte = f.read(1)[0]
+            f.seek(-1, os.SEEK_CUR)
+            f.write(bytes([byte ^ 1]))
+        w.folders[version] = os.rename(folder, f"{w.top}/actor/{version}") or f"{w.top}/actor/{version}"
+        w.mount.wait_version("actor", version)
+    w.load(4)
+    w.load(1)
+    assert " how=patch " in w.last("loaded", "e"), w.last("loaded", "e")
+    by_hand = w.mount.file("actor/5")
+    if api == "vllm":
+        e.ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": by_hand}})
+    else:
+        e.ask("/update_weights_from_disk", {"model_path": by_hand})
+    assert e.serves() == "1" and e.checksum() == w.sum_of(5)
+    w.load(4)
+    assert " how=whole why_whole=" in w.last("loaded", "e") and "another version" in w.last("loaded", "e"), w.last("loaded", "e")
+    w.holds(e, 4)
+
+
+@pytest.mark.parametrize("api", APIS)
 def test_undo(api):
     "one of three fails: those that were patched undo it, load nothing, and go on"
     w = World()
