@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from adapters import listed, lora
+from between import Between
 from world import *
 
 APIS = ("sglang", "vllm")
@@ -247,6 +248,36 @@ def test_lost_answer(api):
     w.refused(2)
     assert "result=ETIMEDOUT" in w.last("loaded", "bad") and " how=undo " in w.last("brought-back", "bad")
     w.holds(bad, 1)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_put_comes_late(api):
+    "a put that waits somewhere until its undo was answered and the engine goes on finds no plan any more"
+    w = World()
+    e = Engine(w.folders[9], "--patch", "2", api=api)
+    between, released, passed = Between(e), threading.Event(), []
+
+    def before(_, body):
+        if body and re.search(rb'\\?"stage\\?": ?\\?"put', body):
+            assert released.wait(100)
+
+    def change(path, text):
+        if re.search(rb'"stage": ?"put', text.replace(b"\\", b"")):
+            passed.append(text)
+        if path in ("/resume", "/continue_generation") and not released.is_set() and e.serves() == "1" and between.late:
+            released.set()
+            wait_for(lambda: passed, "the put to pass", 60)
+        return text
+
+    between.late = False
+    between.before, between.change = before, change
+    w.mount.write(f"engine add e {api} {between.url} update=patch timeout=3 pause-timeout=3", "actor/ctl")
+    w.load(1)
+    between.late = True
+    w.refused(2)
+    assert " how=undo " in w.last("brought-back", "e"), w.last("brought-back", "e")
+    assert passed and b"there is no such plan" in passed[0]
+    w.holds(e, 1)
 
 
 @pytest.mark.parametrize("api", APIS)
