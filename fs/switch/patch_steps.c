@@ -230,6 +230,23 @@ void ws_patch_step_whole(struct ws_switch_engine *se, int rc)
                se->controller->name, se->to_version, p->why);
 }
 
+/* A put that was given up may still be on its way, and be done after the undo: with the plan gone none can be. Then what
+ * it holds is asked for. NULL: it is the version before. */
+static const char *close_undone(struct ws_switch_engine *se, const struct ws_engine_target *t,
+                                struct ws_error *err)
+{
+    struct ws_switch_patch *p = &se->patch;
+    struct ws_engine_patch_reply reply;
+    if (ask(se, t, WS_PATCH_DROP, p->plan, &reply, err) < 0)
+        return err->text;
+    p->plan[0] = 0;
+    if (ask(se, t, WS_PATCH_STATE, NULL, &reply, err) < 0)
+        return err->text;
+    if (reply.served[0] && strcmp(reply.served, p->base_version) != 0)
+        return "its patch was put again after it had been undone";
+    return NULL;
+}
+
 bool ws_patch_step_undo(struct ws_switch_engine *se)
 {
     struct ws_switch_patch *p = &se->patch;
@@ -238,14 +255,17 @@ bool ws_patch_step_undo(struct ws_switch_engine *se)
     struct ws_engine_call call;
     struct ws_error err = {0};
     char why[WS_ERROR_TEXT];
-    if (!p->put)
+    if (!p->put || !p->plan[0])
         return false;
     ws_engine_step_call(se, true, &call);
     const bool begins = ws_condition_load_begins(ws_engine_step_lock(se), p->base_version);
     ws_engine_step_unlock(se);
     assert(begins);
-    const bool done =
-        ws_engine_patch_undo(se->engine->ops, &call.target, &q, p->workers, &err) == WS_PATCH_DONE;
+    const char *not_done =
+        ws_engine_patch_undo(se->engine->ops, &call.target, &q, p->workers, &err) == WS_PATCH_DONE
+            ? close_undone(se, &call.target, &err)
+            : err.text;
+    const bool done = !not_done;
     struct ws_condition *c = ws_engine_step_lock(se);
     ws_condition_load_ended(c, p->base_path, true, done);
     se->engine->patching.undone += done;
@@ -254,7 +274,7 @@ bool ws_patch_step_undo(struct ws_switch_engine *se)
         snprintf(p->how, sizeof(p->how), "how=undo");
     else
         snprintf(p->how, sizeof(p->how), "how=whole why_whole=\"%.300s\"",
-                 ws_controller_quotable(err.text, why));
+                 ws_controller_quotable(not_done, why));
     return done;
 }
 

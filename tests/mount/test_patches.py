@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from adapters import listed, lora
+from between import Between
 from world import *
 
 APIS = ("sglang", "vllm")
@@ -146,6 +147,34 @@ def test_refusals_load_all(api, fault, why):
 
 
 @pytest.mark.parametrize("api", APIS)
+def test_loaded_by_hand(api):
+    "an engine that somebody loaded with another version, which is the same wherever the switch would write, loads all"
+    w = World()
+    e = w.engine("e", api=api, options="update=patch")
+    for version in (4, 5):  # 4 differs from 1 in one byte, 5 in another
+        folder = shutil.copytree(w.folders[1], f"{w.top}/{version}")
+        with open(folder + "/model.safetensors", "r+b") as f:
+            f.seek(-1000 * version, os.SEEK_END)
+            byte = f.read(1)[0]
+            f.seek(-1, os.SEEK_CUR)
+            f.write(bytes([byte ^ 1]))
+        w.folders[version] = os.rename(folder, f"{w.top}/actor/{version}") or f"{w.top}/actor/{version}"
+        w.mount.wait_version("actor", version)
+    w.load(4)
+    w.load(1)
+    assert " how=patch " in w.last("loaded", "e"), w.last("loaded", "e")
+    by_hand = w.mount.file("actor/5")
+    if api == "vllm":
+        e.ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": by_hand}})
+    else:
+        e.ask("/update_weights_from_disk", {"model_path": by_hand})
+    assert e.serves() == "1" and e.checksum() == w.sum_of(5)
+    w.load(4)
+    assert " how=whole why_whole=" in w.last("loaded", "e") and "another version" in w.last("loaded", "e"), w.last("loaded", "e")
+    w.holds(e, 4)
+
+
+@pytest.mark.parametrize("api", APIS)
 def test_undo(api):
     "one of three fails: those that were patched undo it, load nothing, and go on"
     w = World()
@@ -219,6 +248,36 @@ def test_lost_answer(api):
     w.refused(2)
     assert "result=ETIMEDOUT" in w.last("loaded", "bad") and " how=undo " in w.last("brought-back", "bad")
     w.holds(bad, 1)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_put_comes_late(api):
+    "a put that waits somewhere until its undo was answered and the engine goes on finds no plan any more"
+    w = World()
+    e = Engine(w.folders[9], "--patch", "2", api=api)
+    between, released, passed = Between(e), threading.Event(), []
+
+    def before(_, body):
+        if body and re.search(rb'\\?"stage\\?": ?\\?"put', body):
+            assert released.wait(100)
+
+    def change(path, text):
+        if re.search(rb'"stage": ?"put', text.replace(b"\\", b"")):
+            passed.append(text)
+        if path in ("/resume", "/continue_generation") and not released.is_set() and e.serves() == "1" and between.late:
+            released.set()
+            wait_for(lambda: passed, "the put to pass", 60)
+        return text
+
+    between.late = False
+    between.before, between.change = before, change
+    w.mount.write(f"engine add e {api} {between.url} update=patch timeout=3 pause-timeout=3", "actor/ctl")
+    w.load(1)
+    between.late = True
+    w.refused(2)
+    assert " how=undo " in w.last("brought-back", "e"), w.last("brought-back", "e")
+    assert passed and b"there is no such plan" in passed[0]
+    w.holds(e, 1)
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -80,8 +80,10 @@ int ws_reference_load(struct ws_reference *r, const char *path, const char *vers
         rc = load_into_spare(r, &r->weights, path, err);
         if (r->slow_ms)
             usleep(r->slow_ms * 1000U);
-        if (!rc)
+        if (!rc) {
+            ws_reference_patches_loaded(r, path);
             serve_spare(r, own_path, own_version);
+        }
         pthread_mutex_unlock(&r->load_lock);
     }
     if (rc) {
@@ -317,6 +319,7 @@ int ws_reference_new(struct ws_reference **out, const struct ws_reference_option
     if (!rc) {
         r->weights = r->spare;
         r->spare = (struct ws_checkpoint){0};
+        ws_reference_patches_loaded(r, o->model_path);
         if (o->draft_path)
             rc = load_first_draft(r, o->draft_path, &own);
     }

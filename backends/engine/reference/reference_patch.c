@@ -2,6 +2,7 @@
 #include "backends/engine/reference/reference_state.h"
 #include "transports/base/log.h"
 #include "transports/patch/patch.h"
+#include "transports/patch/version_folder.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,6 +52,40 @@ void ws_reference_patches_drop(struct ws_reference *r)
     p->put = false;
 }
 
+/* --- which version --- */
+
+static struct ws_reference_version version_at(const char *path)
+{
+    struct ws_reference_version v = {0};
+    struct ws_manifest *m = NULL;
+    if (ws_version_folder_manifest(path, &m, NULL) == 0 && m) {
+        v.number = m->version;
+        snprintf(v.lineage, sizeof(v.lineage), "%s", m->lineage);
+    }
+    ws_manifest_free(m);
+    return v;
+}
+
+static bool is_same(const struct ws_reference_version *a, const struct ws_reference_version *b)
+{
+    return a->number == b->number && strcmp(a->lineage, b->lineage) == 0;
+}
+
+void ws_reference_patches_loaded(struct ws_reference *r, const char *path)
+{
+    r->patches.held = version_at(path);
+}
+
+/* Memory is compared where the versions differ; that the rest is the base's, only what was loaded can say. */
+static int check_base(struct ws_reference *r, const char *base, struct ws_error *err)
+{
+    struct ws_reference_patches *p = &r->patches;
+    p->of_base = version_at(base);
+    if (p->of_base.lineage[0] ? is_same(&p->of_base, &p->held) : strcmp(base, r->path) == 0)
+        return 0;
+    return ws_error_set(err, ESTALE, "%s is not what is served: that is %s", base, r->path);
+}
+
 /* --- answers --- */
 
 static json_t *answer(const char *stage, size_t worker, const char *why)
@@ -96,6 +131,10 @@ static json_t *state(struct ws_reference *r, size_t worker)
     json_object_set_new(one, "patchable", json_real(1));
     json_object_set_new(one, "plan", p->plan ? json_string(p->plan) : json_null());
     json_object_set_new(one, "put", json_boolean(p->put));
+    if (p->held.lineage[0])
+        json_object_set_new(
+            one, "served",
+            json_pack("{s:I, s:s}", "version", (json_int_t)p->held.number, "run", p->held.lineage));
     return one;
 }
 
@@ -164,7 +203,9 @@ static json_t *prepare_all(struct ws_reference *r, const json_t *arguments)
     ws_reference_patches_drop(r);
     int rc = is_asleep(r) || r->good_loads_needed > 0
                  ? ws_error_set(&err, EAGAIN, "the weights are asleep, or gone")
-                 : ws_changes_open(&c, text_in(arguments, "target"), text_in(arguments, "base"), 1, &err);
+                 : check_base(r, text_in(arguments, "base"), &err);
+    if (rc == 0)
+        rc = ws_changes_open(&c, text_in(arguments, "target"), text_in(arguments, "base"), 1, &err);
     if (rc == 0 && ws_changes_count(c) > ws_changes_elements(c) / DENSEST)
         rc = ws_error_set(&err, E2BIG, "more than a part in %d has changed", DENSEST);
     for (size_t i = 0; i < p->workers; i++) {
@@ -177,6 +218,7 @@ static json_t *prepare_all(struct ws_reference *r, const json_t *arguments)
         p->plan = strdup(text_in(arguments, "plan"));
         p->target = strdup(text_in(arguments, "target"));
         p->base = strdup(text_in(arguments, "base"));
+        p->of_target = version_at(text_in(arguments, "target"));
     }
     if (!p->plan || !p->target || !p->base)
         ws_reference_patches_drop(r);
@@ -184,9 +226,10 @@ static json_t *prepare_all(struct ws_reference *r, const json_t *arguments)
 }
 
 /* What it serves is from there now; a load of it without a path would read that. */
-static void serve(struct ws_reference *r, const char *path)
+static void serve(struct ws_reference *r, const char *path, const struct ws_reference_version *version)
 {
     char *own = strdup(path);
+    r->patches.held = *version;
     if (!own)
         return;
     free(r->path);
@@ -232,7 +275,7 @@ static json_t *put_all(struct ws_reference *r, const json_t *arguments)
                                                            : NULL));
     }
     if (!why && whole)
-        serve(r, p->target);
+        serve(r, p->target, &p->of_target);
     if (!why && fails(r, "drift"))
         flip(r);
     pthread_rwlock_unlock(&r->weights_lock);
@@ -261,7 +304,7 @@ static json_t *undo_all(struct ws_reference *r, const json_t *arguments)
                                                            : NULL));
     }
     if (!why && whole) {
-        serve(r, p->base);
+        serve(r, p->base, &p->of_base);
         p->put = false;
     }
     pthread_rwlock_unlock(&r->weights_lock);

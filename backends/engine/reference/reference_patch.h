@@ -12,6 +12,7 @@
 #ifndef WS_ENGINE_REFERENCE_REFERENCE_PATCH_H
 #define WS_ENGINE_REFERENCE_REFERENCE_PATCH_H
 #include "transports/base/error.h"
+#include "transports/format/manifest.h"
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,12 +20,19 @@
 #define WS_REFERENCE_WORKERS 16 /* at most */
 
 struct ws_reference;
+/* A version by its manifest, as real workers note it: paths get another meaning when a trainer begins anew. */
+struct ws_reference_version {
+    uint64_t number;
+    char lineage[WS_LINEAGE_CHARS + 1]; /* empty: the files were of no mount's version */
+};
 struct ws_reference_patches {
     size_t workers; /* 0: it has no such package */
     char *fault;    /* NULL: none */
-    /* Guarded by load_lock: the plan, dropped by every load. */
+    /* Guarded by load_lock: what is in memory, whoever had it loaded; and the plan, dropped by every load. */
+    struct ws_reference_version held;
     char *plan, *target, *base; /* NULL: there is none */
-    bool put;                   /* or may be, in part */
+    struct ws_reference_version of_target, of_base;
+    bool put; /* or may be, in part */
     struct ws_patch *of[WS_REFERENCE_WORKERS];
 };
 WS_MUST_USE int ws_reference_patches_check(const char *fault, struct ws_error *err);
@@ -33,6 +41,8 @@ json_t *ws_reference_patch(struct ws_reference *r, const json_t *arguments);
 /* SGLang's note of what was put or undone: is the plan there, and does it agree with the path? Then path and version are
  * recorded. */
 bool ws_reference_patch_note(struct ws_reference *r, const char *plan, const char *path, const char *version);
+/* Under load_lock: the memory is from the path now. */
+void ws_reference_patches_loaded(struct ws_reference *r, const char *path);
 /* Under load_lock. */
 void ws_reference_patches_drop(struct ws_reference *r);
 
