@@ -189,13 +189,28 @@ static int set_ca_below(CURL *easy, const struct ws_http_request *r, struct ws_e
     return rc;
 }
 
+/* On a connection of its own: what is sent once and has no body, which libcurl could send again, or goes to a server that
+ * may close a connection after each reply. */
+static bool is_fresh(const struct ws_http_request *r, bool keeps)
+{
+    return r->once && (!(r->body || r->n_bytes) || !keeps);
+}
+
+/* Of a call that could have taken a kept connection. */
+static bool took_a_kept_one(CURL *easy, CURLcode code)
+{
+    long made = 0;
+
+    return code == CURLE_OK && curl_easy_getinfo(easy, CURLINFO_NUM_CONNECTS, &made) == CURLE_OK && made == 0;
+}
+
 /* What is a call's own, and no other transfer's. */
-static int set_options(CURL *easy, const struct ws_http_request *r, struct receiver *to)
+static int set_options(CURL *easy, const struct ws_http_request *r, bool fresh, struct receiver *to)
 {
     CURLcode bad = 0;
 
     bad |= curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L); /* a resolver that hangs is not waited for */
-    bad |= curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, r->once && !(r->body || r->n_bytes) ? 1L : 0L);
+    bad |= curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, fresh ? 1L : 0L);
     bad |= curl_easy_setopt(easy, CURLOPT_MAXAGE_CONN, r->once ? ONCE_S : KEEP_S);
     bad |= curl_easy_setopt(easy, CURLOPT_DNS_CACHE_TIMEOUT, KEEP_S);
     bad |= curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT,
@@ -257,12 +272,14 @@ int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, s
     };
     CURL *easy = curl_easy_init();
     CURLcode code = CURLE_OK;
+    atomic_bool *keeps = ws_http_client_keeps(http, r->url);
+    const bool fresh = is_fresh(r, atomic_load(keeps));
     int rc;
 
     *out = (struct ws_http_reply){0};
     to.easy = easy;
     if (!easy || !url || (r->body && !text) || make_headers(r, &t.headers) || ws_http_set_up(easy, &t) ||
-        set_options(easy, r, &to)) {
+        set_options(easy, r, fresh, &to)) {
         rc = ws_error_set(err, ENOMEM, "no memory to call %s%s", r->url, r->path);
         goto out;
     }
@@ -272,6 +289,8 @@ int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, s
         goto out;
     }
     rc = ws_http_client_run(http, easy, r, &code);
+    if (rc == 0 && !fresh)
+        atomic_store(keeps, took_a_kept_one(easy, code));
     if (rc == -ECANCELED)
         ws_error_set(err, ECANCELED, "the call of %s%s was interrupted", r->url, r->path);
     else if (rc)
