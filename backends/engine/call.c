@@ -46,7 +46,7 @@ static bool refuses_beforehand(long status)
     return found;
 }
 
-int ws_call_http(const struct ws_engine_target *t, const char *path, const json_t *body, bool once,
+int ws_call_http(const struct ws_engine_target *t, const char *path, const json_t *body, bool fresh,
                  unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
 {
     struct ws_http_request request = {
@@ -58,7 +58,7 @@ int ws_call_http(const struct ws_engine_target *t, const char *path, const json_
         .hidden = {t->token, t->admin_token},
         .ca_file = t->ca_file,
         .ca_below = t->ca_below,
-        .once = once,
+        .fresh = fresh,
         .timeout_ms = ws_call_within_ms(t, timeout_ms),
         .n_cancel = WS_CANCELS,
         .cancel = t->cancel,
@@ -69,10 +69,10 @@ int ws_call_http(const struct ws_engine_target *t, const char *path, const json_
     return rc;
 }
 
-static int call_json(const struct ws_engine_target *t, const char *path, const json_t *body, bool once,
+static int call_json(const struct ws_engine_target *t, const char *path, const json_t *body, bool fresh,
                      unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
 {
-    int rc = ws_call_http(t, path, body, once, timeout_ms, reply, err);
+    int rc = ws_call_http(t, path, body, fresh, timeout_ms, reply, err);
     if (rc)
         return rc;
     rc = check_status(t, path, reply, err);
@@ -95,12 +95,12 @@ static int no_body(const struct ws_engine_target *t, const char *path, struct ws
     return ws_error_set(err, EINVAL, "what %s%s is to be told is no UTF-8", t->url, path);
 }
 
-static int post(const struct ws_engine_target *t, const char *path, json_t *body, bool once,
+static int post(const struct ws_engine_target *t, const char *path, json_t *body, bool fresh,
                 unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err)
 {
     if (!body)
         return no_body(t, path, err);
-    int rc = call_json(t, path, body, once, timeout_ms, reply, err);
+    int rc = call_json(t, path, body, fresh, timeout_ms, reply, err);
     json_decref(body);
     return rc;
 }

@@ -5,10 +5,10 @@
 #include "backends/engine/engine.h"
 #include "transports/http/client.h"
 
-/* GET, or POST of body where it is not NULL; once: sent once at most. Any status is 0.
+/* GET, or POST of body where it is not NULL; fresh: on a new connection, sent once at most. Any status is 0.
  * Every request of this floor is made here; t->acted is kept here, too. */
 WS_MUST_USE int ws_call_http(const struct ws_engine_target *t, const char *path, const json_t *body,
-                             bool once, unsigned timeout_ms, struct ws_http_reply *reply,
+                             bool fresh, unsigned timeout_ms, struct ws_http_reply *reply,
                              struct ws_error *err);
 /* GET, or POST of body (taken over; NULL: -EINVAL, a text to be sent is not UTF-8). After 0 the caller
  * releases the reply, which holds a JSON object and whose status is 200 or a 4xx that the kind explains
@@ -18,7 +18,7 @@ WS_MUST_USE int ws_call_get(const struct ws_engine_target *t, const char *path, 
                             struct ws_error *err);
 WS_MUST_USE int ws_call_post(const struct ws_engine_target *t, const char *path, json_t *body,
                              unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err);
-/* The same, sent once at most: for requests that change weights, and for a resume. A
+/* The same, sent once at most, on a new connection: for requests that change weights, and for a resume. A
  * POST by ws_call_post may be sent again when a reused connection is closed without a reply. */
 WS_MUST_USE int ws_call_post_once(const struct ws_engine_target *t, const char *path, json_t *body,
                                   unsigned timeout_ms, struct ws_http_reply *reply, struct ws_error *err);

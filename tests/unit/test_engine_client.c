@@ -59,7 +59,7 @@ static void test_requests(void **state)
     expect(c, "/asked?x=1", NULL, 200, "no JSON");
     expect(c, "/changed", "{}", 403, "{\"no\":\"*****************\"}");
     expect(c, "/other", NULL, 500, "");
-    assert_int_equal(bad_server_connections(s), 4); /* each on its own: the server has kept none so far */
+    assert_int_equal(bad_server_connections(s), 4); /* each on its own */
     wsync_engine_client_close(c);
     bad_server_stop(s);
 }

@@ -65,40 +65,12 @@ static void test_connection_is_kept(void **state)
     for (unsigned i = 0; i < 5; i++)
         assert_int_equal(get(port, (struct ws_http_request){0}), 200);
     assert_int_equal(bad_server_connections(s), 1);
-    for (unsigned i = 0; i < 3; i++) /* what is sent once takes it, too */
-        assert_int_equal(get(port, (struct ws_http_request){.once = true, .bytes = "{}", .n_bytes = 2}), 200);
-    assert_int_equal(bad_server_connections(s), 1);
-    assert_int_equal(bad_server_hits(s, 0), 8);
-    bad_server_stop(s);
-}
-
-/* A connection that was kept is closed without a reply: libcurl asks again, but not for what is sent once, of any length. */
-static void test_once_on_a_kept_connection(void **state)
-{
-    static const struct bad_step steps[] = {{"/close", BAD_CLOSE, 0, NULL}, {NULL, BAD_JSON, 200, OK}};
-    static char body[3000];
-    const size_t sizes[] = {2, 1000, sizeof(body)};
-    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
-    const unsigned port = bad_server_port(s);
-    unsigned hits = 0;
-
-    (void)state;
-    memset(body, ' ', sizeof(body));
-    for (size_t i = 0; i < LENGTH(sizes); i++) {
-        struct ws_http_request r = {.path = "/close", .bytes = body, .n_bytes = sizes[i]};
-        for (unsigned k = 0; k < 2; k++)
-            assert_int_equal(get(port, (struct ws_http_request){0}), 200);
-        r.once = true;
-        assert_int_equal(get(port, r), -ECONNRESET);
-        assert_int_equal(bad_server_hits(s, 0), ++hits);
-        assert_int_equal(get(port, (struct ws_http_request){0}), 200);
-        r.once = false;
-        assert_int_equal(get(port, r), -ECONNRESET);
-        assert_int_equal(bad_server_hits(s, 0), hits += 2); /* as libcurl does it */
-        r.once = true;
-        r.path = NULL;
-        assert_int_equal(get(port, r), 200);
-    }
+    for (unsigned i = 0; i < 3; i++) /* a new connection, not kept and not in place of the kept one */
+        assert_int_equal(get(port, (struct ws_http_request){.fresh = true}), 200);
+    assert_int_equal(bad_server_connections(s), 4);
+    assert_int_equal(get(port, (struct ws_http_request){0}), 200);
+    assert_int_equal(bad_server_connections(s), 4);
+    assert_int_equal(bad_server_hits(s, 0), 9);
     bad_server_stop(s);
 }
 
@@ -122,32 +94,6 @@ static void call_often(void *arg, size_t i)
         c->results[k] = get(c->port, c->request);
 }
 
-/* A server that closes each connection after its reply and does not say so: what is sent once does not come to one that is
- * just being closed. One that has kept a connection is believed. */
-static void test_once_to_a_server_that_closes(void **state)
-{
-    static const char reply[] = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
-    static const struct bad_step steps[] = {{"/closes", BAD_REPLY, 0, reply}, {NULL, BAD_JSON, 200, OK}};
-    const struct ws_http_request plain = {0}, once = {.once = true, .bytes = "{}", .n_bytes = 2};
-    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
-    const unsigned port = bad_server_port(s);
-
-    (void)state;
-    for (unsigned i = 0; i < 200; i++) {
-        struct ws_http_request r = i % 4 == 0 ? plain : once;
-        r.path = "/closes";
-        assert_int_equal(get(port, r), 200);
-    }
-    assert_int_equal(bad_server_connections(s), 200);
-    assert_int_equal(get(port, plain), 200);
-    assert_int_equal(get(port, once), 200);
-    assert_int_equal(bad_server_connections(s), 202);
-    assert_int_equal(get(port, plain), 200);
-    assert_int_equal(get(port, once), 200);
-    assert_int_equal(bad_server_connections(s), 202);
-    bad_server_stop(s);
-}
-
 static void test_many_callers(void **state)
 {
     static const struct bad_step steps[] = {
@@ -161,7 +107,7 @@ static void test_many_callers(void **state)
         servers[i] = bad_server_start(steps, LENGTH(steps));
     for (size_t i = 0; i < LENGTH(callers); i++) {
         callers[i] = (struct caller){.port = bad_server_port(servers[i % 4])};
-        callers[i].request.once = i % 5 == 0;
+        callers[i].request.fresh = i % 5 == 0;
         if (i == 7)
             callers[i].port = dead;
         if (i == 8)
@@ -262,13 +208,8 @@ static void test_urls(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_connection_is_kept),
-        TEST(test_once_on_a_kept_connection),
-        TEST(test_once_to_a_server_that_closes),
-        TEST(test_many_callers),
-        TEST(test_cancel_one_of_many),
-        TEST(test_client_without_calls),
-        TEST(test_urls),
+        TEST(test_connection_is_kept),   TEST(test_many_callers), TEST(test_cancel_one_of_many),
+        TEST(test_client_without_calls), TEST(test_urls),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

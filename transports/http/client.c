@@ -17,7 +17,6 @@
 #define MAX_CA_BYTES   (1UL << 20)
 #define BUFFER_BYTES   (256L << 10) /* of a body that its receiver takes as it comes */
 #define KEEP_S         4L /* a connection without a call, or a name's address: uvicorn closes after 5 s */
-#define ONCE_S         1L /* the same, for what is sent once: it is not known whether it came to one that is closed */
 
 /* Not by memmem: each call of it is as long as the rest of the text under a sanitizer. */
 static void blank(char *text, const char *key, size_t n)
@@ -129,11 +128,7 @@ static int explain(CURL *easy, CURLcode code, const struct ws_http_request *r,
                    const struct ws_http_transfer *t, const struct receiver *to, struct ws_error *err)
 {
     const char *why = ws_http_why(t, code);
-    const bool kept_was_closed =
-        t->once && (code == CURLE_ABORTED_BY_CALLBACK || code == CURLE_SEND_FAIL_REWIND);
-    const int number = to->text.lacks_memory ? ENOMEM
-                       : kept_was_closed     ? ECONNRESET
-                                             : ws_http_errno_from_curl(code);
+    const int number = to->text.lacks_memory ? ENOMEM : ws_http_errno_from_curl(code);
 
     if (to->is_stopped)
         return ws_error_set(err, ECANCELED, "the call of %s%s was stopped by its receiver", r->url, r->path);
@@ -189,29 +184,15 @@ static int set_ca_below(CURL *easy, const struct ws_http_request *r, struct ws_e
     return rc;
 }
 
-/* On a connection of its own: what is sent once and has no body, which libcurl could send again, or goes to a server that
- * may close a connection after each reply. */
-static bool is_fresh(const struct ws_http_request *r, bool keeps)
-{
-    return r->once && (!(r->body || r->n_bytes) || !keeps);
-}
-
-/* Of a call that could have taken a kept connection. */
-static bool took_a_kept_one(CURL *easy, CURLcode code)
-{
-    long made = 0;
-
-    return code == CURLE_OK && curl_easy_getinfo(easy, CURLINFO_NUM_CONNECTS, &made) == CURLE_OK && made == 0;
-}
-
 /* What is a call's own, and no other transfer's. */
-static int set_options(CURL *easy, const struct ws_http_request *r, bool fresh, struct receiver *to)
+static int set_options(CURL *easy, const struct ws_http_request *r, struct receiver *to)
 {
     CURLcode bad = 0;
 
     bad |= curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L); /* a resolver that hangs is not waited for */
-    bad |= curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, fresh ? 1L : 0L);
-    bad |= curl_easy_setopt(easy, CURLOPT_MAXAGE_CONN, r->once ? ONCE_S : KEEP_S);
+    bad |= curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, r->fresh ? 1L : 0L); /* then it never asks again */
+    bad |= curl_easy_setopt(easy, CURLOPT_FORBID_REUSE, r->fresh ? 1L : 0L);
+    bad |= curl_easy_setopt(easy, CURLOPT_MAXAGE_CONN, KEEP_S);
     bad |= curl_easy_setopt(easy, CURLOPT_DNS_CACHE_TIMEOUT, KEEP_S);
     bad |= curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT,
                             r->stall_s ? (r->least_bytes_s ? (long)r->least_bytes_s : 1L) : 0L);
@@ -263,7 +244,6 @@ int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, s
         .n_body = r->bytes ? r->n_bytes
                   : text   ? strlen(text)
                            : 0,
-        .once = r->once,
         .signer = r->signer,
         .ca_file = r->ca_below ? NULL : r->ca_file,
         .connect_ms =
@@ -272,14 +252,12 @@ int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, s
     };
     CURL *easy = curl_easy_init();
     CURLcode code = CURLE_OK;
-    atomic_bool *keeps = ws_http_client_keeps(http, r->url);
-    const bool fresh = is_fresh(r, atomic_load(keeps));
     int rc;
 
     *out = (struct ws_http_reply){0};
     to.easy = easy;
     if (!easy || !url || (r->body && !text) || make_headers(r, &t.headers) || ws_http_set_up(easy, &t) ||
-        set_options(easy, r, fresh, &to)) {
+        set_options(easy, r, &to)) {
         rc = ws_error_set(err, ENOMEM, "no memory to call %s%s", r->url, r->path);
         goto out;
     }
@@ -289,8 +267,6 @@ int ws_http_call(struct ws_http_client *http, const struct ws_http_request *r, s
         goto out;
     }
     rc = ws_http_client_run(http, easy, r, &code);
-    if (rc == 0 && !fresh)
-        atomic_store(keeps, took_a_kept_one(easy, code));
     if (rc == -ECANCELED)
         ws_error_set(err, ECANCELED, "the call of %s%s was interrupted", r->url, r->path);
     else if (rc)

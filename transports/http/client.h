@@ -42,10 +42,8 @@ struct ws_http_request {
     const char *ca_file; /* whom to trust instead of the system's authorities; NULL: those */
     const char
         *ca_below; /* the folder that ca_file has to lie below, at this call (below.h); NULL: anywhere */
-    bool
-        once; /* sent once at most: on a connection that answered a moment ago, of a server that keeps them, or on a
-                      new one. Else it may be sent again when a connection that was kept is closed without a reply: for
-                      what may be repeated. */
+    bool fresh;    /* on a connection of its own, sent once at most. Else it may be sent again when a
+                      connection that was kept is closed without a reply: for what may be repeated. */
     unsigned timeout_ms;    /* of the whole call; connecting ends earlier; 0: none */
     unsigned stall_s;       /* a call that moves nothing for so long is ended, -ETIMEDOUT; 0: it is not */
     unsigned least_bytes_s; /* with stall_s: less than this a second counts as nothing; 0: 1 */

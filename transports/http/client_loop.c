@@ -13,7 +13,6 @@
 #define LOOK_MS         100 /* how often cancel is checked */
 #define IDLE_MS         60000
 #define MAX_CONNECTIONS 512L /* that are kept; more may be open */
-#define N_KEEPS         1024
 
 /* On the stack of the thread that waits for it. */
 struct transfer {
@@ -34,7 +33,6 @@ struct ws_http_client {
     pthread_mutex_t lock;
     struct transfer *coming; /* guarded by lock */
     bool stop;               /* guarded by lock */
-    atomic_bool keeps[N_KEEPS];
 };
 
 static void link_to(struct transfer **list, struct transfer *t)
@@ -154,14 +152,6 @@ int ws_http_client_run(struct ws_http_client *h, CURL *easy, const struct ws_htt
     pthread_cond_destroy(&t.change);
     *code = t.code;
     return t.rc;
-}
-
-atomic_bool *ws_http_client_keeps(struct ws_http_client *h, const char *url)
-{
-    unsigned hash = 2166136261u; /* FNV-1a */
-    while (*url)
-        hash = (hash ^ (unsigned char)*url++) * 16777619u;
-    return &h->keeps[hash % N_KEEPS];
 }
 
 int ws_http_client_new(struct ws_http_client **out, struct ws_error *err)

@@ -11,8 +11,4 @@
 WS_MUST_USE int ws_http_client_run(struct ws_http_client *http, CURL *easy,
                                    const struct ws_http_request *request, CURLcode *code);
 
-/* Did the server take its last call on a connection that had answered one before? Many close each after its reply and
- * do not say so; what comes to it at that moment is lost. Servers may share one: it is a hint. */
-atomic_bool *ws_http_client_keeps(struct ws_http_client *http, const char *url);
-
 #endif

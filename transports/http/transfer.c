@@ -61,28 +61,11 @@ static CURLcode set_tls(CURL *c, const struct ws_http_transfer *t)
     return bad;
 }
 
-/* What was handed over is not handed over again: libcurl, which asks anew where a connection that it had kept is closed
- * without a reply, has nothing to send then, and no way to begin the body again. */
-static size_t hand_over(char *to, size_t one, size_t n, void *arg)
-{
-    struct ws_http_transfer *t = arg;
-    const size_t left = t->n_body - t->n_handed, most = one * n < left ? one * n : left;
-    if (!left)
-        return CURL_READFUNC_ABORT;
-    memcpy(to, t->body + t->n_handed, most);
-    t->n_handed += most;
-    return most;
-}
-
-static CURLcode set_body(CURL *c, struct ws_http_transfer *t)
+static CURLcode set_body(CURL *c, const struct ws_http_transfer *t)
 {
     CURLcode bad = curl_easy_setopt(c, CURLOPT_POST, 1L);
     bad |= curl_easy_setopt(c, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)t->n_body);
-    if (!t->once)
-        return bad | curl_easy_setopt(c, CURLOPT_POSTFIELDS, t->body);
-    t->n_handed = 0;
-    bad |= curl_easy_setopt(c, CURLOPT_READDATA, t);
-    return bad | curl_easy_setopt(c, CURLOPT_READFUNCTION, hand_over);
+    return bad | curl_easy_setopt(c, CURLOPT_POSTFIELDS, t->body);
 }
 
 static CURLcode set_method(CURL *c, const char *method)

@@ -29,8 +29,6 @@ struct ws_http_transfer {
     const char *method;         /* NULL: GET, or POST where there is a body */
     const char *body;           /* of n_body bytes; NULL: none */
     size_t n_body;
-    bool once;       /* the body is handed to libcurl once: it cannot send it again by itself */
-    size_t n_handed; /* of the body, where it is sent once; set */
     const struct ws_http_signer *signer;        /* NULL: it is not signed */
     const char *ca_file, *cert_file, *key_file; /* NULL: the system's authorities; no certificate */
     unsigned connect_ms, timeout_ms; /* of connecting (0: WS_CONNECT_TIMEOUT_MS), of all (0: none) */
