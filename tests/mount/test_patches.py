@@ -406,6 +406,7 @@ def test_daemon_anew():
     w.load(2)
     w.mount.kill()
     w.mount = Mount(w.source, w.options, path=w.mount.path)
+    w.mount.wait_version("actor", 2)
     wait_for(lambda: w.mount.text("actor/version") == "2\n" and w.mount.engines()["e"].startswith("serving 2"), "the daemon anew", 60)
     w.load(3)
     assert " how=patch " in w.last("loaded", "e"), w.last("loaded", "e")

@@ -359,7 +359,8 @@ def test_sglang_embeddings(monkeypatch):
     assert list(sglang.weights_iterator(lambda *_: iter((("a", 1),)), None, source)) == [("a", 1)] and cleared == [1, 1]
     said = types.SimpleNamespace(internal_state={"version": "0"})
     assert sglang.add_internal_state(said, None) is None
-    assert said.internal_state["wsync"] == {"forgets_embeddings": True, "freezes_draft": False, "loads_draft": False, "process": sglang.PROCESS}
+    assert said.internal_state["wsync"] == {"forgets_embeddings": True, "freezes_draft": False, "loads_draft": False, "patches": False,
+                                            "process": sglang.PROCESS}
 
 
 def test_sglang_draft(monkeypatch):
@@ -393,7 +394,8 @@ def test_sglang_draft(monkeypatch):
         module, cls, name = member.rsplit(".", 2)
         monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**{cls: types.SimpleNamespace(**{name: print})}))
         sglang.add_internal_state(said)
-        assert said.internal_state["wsync"] == {"forgets_embeddings": True, "freezes_draft": True, "loads_draft": loads, "process": sglang.PROCESS}
+        assert said.internal_state["wsync"] == {"forgets_embeddings": True, "freezes_draft": True, "loads_draft": loads, "patches": False,
+                                                "process": sglang.PROCESS}
 
 
 class Named:

@@ -190,7 +190,12 @@ def note(manager: Any, request: Any) -> tuple[bool, str]:
 # --- loads by others ---
 def _found(manager: Any) -> Optional[Any]:
     """The scheduler's patcher if there is one."""
-    return next((_patchers[runner.model] for _, runner in manager._select_runners("target") if runner.model in _patchers), None)
+    return None if not _patchers else next((_patchers[runner.model] for _, runner in manager._select_runners("target") if runner.model in _patchers), None)
+
+
+def _watched(manager: Any) -> Optional[Any]:
+    """The scheduler's patcher; None where no start was watched, so that there is nothing to patch by."""
+    return patcher_of(manager) if _proved else None
 
 
 def forget(manager: Any, stale: Optional[str]) -> None:
@@ -202,15 +207,17 @@ def forget(manager: Any, stale: Optional[str]) -> None:
 
 def other_load(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook around loads that come from no files."""
-    patcher_of(manager).forget("weights were loaded that are of no file")
+    patcher = _watched(manager)
+    if patcher is not None:
+        patcher.forget("weights were loaded that are of no file")
     return original(manager, *args, **kwargs)
 
 
 def sleep(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook around the release of memory, of weights too: they are lost."""
     tags = getattr(args[0] if args else None, "tags", None)
-    if not tags or "weights" in tags:
-        patcher = patcher_of(manager)
+    patcher = _watched(manager)
+    if patcher is not None and (not tags or "weights" in tags):
         patcher.asleep = True
         patcher.forget("the memory of the weights was released")
     return original(manager, *args, **kwargs)
@@ -219,6 +226,7 @@ def sleep(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any)
 def wake(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook around its return."""
     said, tags = original(manager, *args, **kwargs), getattr(args[0] if args else None, "tags", None)
-    if not tags or "weights" in tags:
-        patcher_of(manager).asleep = False
+    patcher = _watched(manager)
+    if patcher is not None and (not tags or "weights" in tags):
+        patcher.asleep = False
     return said
