@@ -153,6 +153,21 @@ def test_load_is_unchanged(versions):
     assert same(loaded(versions[0])[0], {name: p.clone() for name, p in model.named_parameters()}) == set()
 
 
+@pytest.mark.parametrize("what", ["copied", "knows", "source", "own", "names"])
+def test_a_fault_of_the_recorder(versions, monkeypatch, what):
+    "whatever fails while a load is recorded, the load goes on, and nothing is patched by what was recorded"
+    plain, model, recorder = Model(), Model(), Recorder()
+    with wsync.open(versions[0], "torch") as weights:
+        plain.load_weights(weights.items())
+    monkeypatch.setattr(recorder, "_memory" if what == "source" else "_own" if what == "own" else what, lambda *_: 1 / 0)
+    recorder.own(model)
+    with recorder, wsync.open(versions[0], "torch") as weights:
+        model.load_weights(recorder.sources(weights.items()))
+    assert same(model, dict(plain.named_parameters())) == set()
+    proved = Proved(recorder, model, versions[0])
+    assert proved.recording is None and "ZeroDivisionError" in proved.why
+
+
 def test_copies_of_kernels(versions):
     "a copy that a kernel keeps of its parameter is seen by its operation, or else by what the module answers"
     model, recorder = loaded(versions[0], packs=True)

@@ -59,13 +59,15 @@ class Proved:
         self.recording: Optional[Recording] = None
         begun = time.monotonic()
         try:
+            if recorder.failed:
+                raise Unpatchable(recorder.failed)
             found = Recording(recorder, model)
             with open_weights(path, "torch") as weights:
                 found.loses(_proofs.differing(found, weights), "its memory is not what the file has")
             for name, why in _proofs.unheard(found, model).items():
                 found.loses([name], why)
         except Exception as e:  # whatever a model has that was not foreseen
-            self.why = f"the load could not be recorded: {type(e).__name__}: {e}"
+            self.why = f"the load could not be recorded: {_message(e)}"
             log.warning("versions are loaded whole: %s", self.why)
             return
         self.recording = found

@@ -68,6 +68,7 @@ class Recorder:
         self.dtypes: dict[str, Any] = {}
         self.elements: dict[str, int] = {}
         self.modules: dict[str, set[str]] = {}  # tensor: modules into whose memory it was copied
+        self.failed: Optional[str] = None  # what in here was not foreseen: nothing is known then, and the load goes on
         self._owners: dict[int, tuple[str, Any]] = {}
         self._stack: Optional[contextlib.ExitStack] = None
 
@@ -82,8 +83,20 @@ class Recorder:
         assert stack is not None
         stack.__exit__(*exc)
 
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Whatever goes wrong while something is noted, it is the recording that fails, and not the load."""
+        try:
+            yield
+        except Exception as e:
+            self.failed = self.failed or f"{type(e).__name__}: {e}"
+
     def own(self, model: Any) -> None:
         """Before the load: what the model's modules have."""
+        with self.noting():
+            self._own(model)
+
+    def _own(self, model: Any) -> None:
         for name, module in model.named_modules():
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
                 if _is_real(tensor):
@@ -91,10 +104,11 @@ class Recorder:
 
     def source(self, name: str, tensor: Any) -> Any:
         """Notes a tensor of the checkpoint, and returns it."""
-        memory = self._memory(tensor)
-        start = tensor.storage_offset() * tensor.element_size()
-        memory.source.append((start, start + tensor.numel() * tensor.element_size(), name))
-        self.dtypes[name], self.elements[name] = tensor.dtype, tensor.numel()
+        with self.noting():
+            memory = self._memory(tensor)
+            start = tensor.storage_offset() * tensor.element_size()
+            memory.source.append((start, start + tensor.numel() * tensor.element_size(), name))
+            self.dtypes[name], self.elements[name] = tensor.dtype, tensor.numel()
         return tensor
 
     def sources(self, pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -229,13 +243,18 @@ class _Functions(TorchFunctionMode):
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._recorder.failed is None:
+            with self._recorder.noting():
+                self._look(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def _look(self, func: Any, args: Any, kwargs: Any) -> None:
         name = getattr(func, "__name__", "")
         custom = isinstance(func, (torch._ops.OpOverloadPacket, torch._ops.OpOverload)) and not str(func).startswith(("aten.", "prims."))
         if custom or name in _LOOKS:
-            for tensor in _tensors(args, kwargs or {}):
+            for tensor in _tensors(args, kwargs):
                 if self._recorder.knows(tensor):
                     self._recorder.taint(self._recorder.names(tensor), f"read by {func if custom else name}")
-        return func(*args, **(kwargs or {}))
 
 
 class _Operations(TorchDispatchMode):
@@ -246,19 +265,25 @@ class _Operations(TorchDispatchMode):
         self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        recorder, kwargs = self._recorder, kwargs or {}
-        given = _tensors(args, kwargs)
-        if not any(recorder.knows(tensor) for tensor in given):
-            return func(*args, **kwargs)
-        why = f"read by {func}"
+        recorder, kwargs, given = self._recorder, kwargs or {}, []
+        if recorder.failed is None:
+            with recorder.noting():
+                given = _tensors(args, kwargs)
+                given = given if any(recorder.knows(tensor) for tensor in given) else []
         made = func(*args, **kwargs)
+        if given and recorder.failed is None:
+            with recorder.noting():
+                self._note(func, args, kwargs, given, made)
+        return made
+
+    def _note(self, func: Any, args: Any, kwargs: Any, given: list[Any], made: Any) -> None:
+        why = f"read by {func}"
         if func is _aten.copy_.default:
             self._copied(args[0], args[1], why)
         elif func in _CONSTANTS:
-            recorder.overwritten(args[0], [])
+            self._recorder.overwritten(args[0], [])
         elif func not in _EMPTY:
             self._computed(func, args, kwargs, given, made, why)
-        return made
 
     def _copied(self, to: Any, source: Any, why: str) -> None:
         if self._recorder.knows(source):

@@ -190,7 +190,9 @@ def note(manager: Any, request: Any) -> tuple[bool, str]:
 # --- loads by others ---
 def _found(manager: Any) -> Optional[Any]:
     """The scheduler's patcher if there is one."""
-    return None if not _patchers else next((_patchers[runner.model] for _, runner in manager._select_runners("target") if runner.model in _patchers), None)
+    if not _patchers:
+        return None
+    return next((_patchers[runner.model] for _, runner in manager._select_runners("target") if runner.model in _patchers), None)
 
 
 def _watched(manager: Any) -> Optional[Any]:
