@@ -12,6 +12,7 @@
 #include "fs/store/part_view.h"
 #include "fs/store/version.h"
 #include "fs/store/wants.h"
+#include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/base/workers.h"
 #include <errno.h>
@@ -189,6 +190,19 @@ static bool prove(struct ws_delta_apply *p, size_t i)
 
 /* --- the whole --- */
 
+/* How long a source takes to make a delta is seen by fetching it meanwhile. */
+static bool fetch(struct ws_delta_apply *p, size_t i)
+{
+    struct ws_speeds *speeds = &p->version->store->speeds;
+    const uint64_t began_ns = ws_clock_ns();
+    const bool whole = ws_delta_lanes_fetch(p, i);
+
+    if (whole && p->plan.steps[i].entry.stats.state == WS_DELTA_GROWING)
+        ws_speeds_record(speeds, &speeds->making, ws_version_wanted_bytes(p->version),
+                         (double)(ws_clock_ns() - began_ns) / 1e9);
+    return whole;
+}
+
 static bool fetch_chain(struct ws_delta_apply *p)
 {
     bool whole = true;
@@ -203,7 +217,7 @@ static bool fetch_chain(struct ws_delta_apply *p)
     for (size_t i = 0; i < p->plan.n_steps; i++) {
         if (p->plan.steps[i].held || !p->chain[i])
             continue;
-        whole = whole && ws_delta_lanes_fetch(p, i);
+        whole = whole && fetch(p, i);
         /* One that lacks records says nothing of the blocks without one. */
         ws_delta_end(p->chain[i], whole && ws_delta_lanes_take_all(p) ? WS_DELTA_WHOLE : WS_DELTA_GIVEN_UP);
     }

@@ -72,6 +72,11 @@ static bool follows_large(const struct ws_delta_chain *chain, const struct ws_de
     return does;
 }
 
+static bool is_being_made(const struct ws_delta_step *l)
+{
+    return !l->held && l->entry.stats.state == WS_DELTA_GROWING;
+}
+
 /* Of records of blocks that come. chain: that lists the step; NULL: it is not at hand. */
 static uint64_t bytes_to_fetch(const struct ws_delta_step *l, const struct ws_version *v,
                                const struct ws_delta_chain *chain)
@@ -88,8 +93,15 @@ static uint64_t bytes_to_fetch(const struct ws_delta_step *l, const struct ws_ve
     return (uint64_t)(share * (double)l->entry.stats.bytes);
 }
 
+/* What the deltas from a base on cost. */
+struct links {
+    size_t n;
+    uint64_t bytes;
+    bool is_made; /* one of them is being made */
+};
+
 /* whole: there is another way. */
-static void consider(struct ws_version *v, struct ws_version *w, size_t n_links, uint64_t delta_bytes,
+static void consider(struct ws_version *v, struct ws_version *w, const struct links *links,
                      const struct ws_cache_budget *budget, bool whole, struct choice *best)
 {
     const struct ws_manifest *m = atomic_load(&v->manifest);
@@ -99,10 +111,11 @@ static void consider(struct ws_version *v, struct ws_version *w, size_t n_links,
     /* A part counts blocks that do not come as here. */
     const uint64_t has = ws_content_bytes(w),
                    all = atomic_load(&v->wanted) ? ws_version_wanted_bytes(v) : m->total_bytes;
-    struct ws_cost cost = {.fetch_bytes = delta_bytes + (has < all ? all - has : 0),
+    struct ws_cost cost = {.fetch_bytes = links->bytes + (has < all ? all - has : 0),
                            .patch_bytes = ws_version_wanted_bytes(v),
                            .copies = !in_place,
-                           .n_deltas = n_links};
+                           .is_made = links->is_made,
+                           .n_deltas = links->n};
     const struct ws_speeds *speeds = &v->store->speeds;
     const unsigned threads = v->store->options.threads;
     const double price = ws_cost_price(&cost, speeds, threads);
@@ -119,7 +132,7 @@ static void consider(struct ws_version *v, struct ws_version *w, size_t n_links,
     } else if (price < best->price) {
         best->base = w;
         best->in_place = in_place;
-        best->n_steps = n_links;
+        best->n_steps = links->n;
         best->price = price;
     }
 }
@@ -139,16 +152,18 @@ static struct choice choose(struct ws_source_select *sel, const struct ws_delta_
     };
     struct ws_version_id at = ws_version_id(v);
     const char *digest = v->digest;
-    uint64_t bytes = 0;
+    struct links links = {0};
 
     if (!whole)
         best.full_seconds = DBL_MAX; /* there is no other way */
     for (size_t n = 0; n < WS_MAX_DELTA_CHAIN && ws_delta_chain_find(v->model, chain, &at, digest, &steps[n]);
          n++) {
         struct ws_version *w = find_base(v, &steps[n].entry.link);
-        bytes += bytes_to_fetch(&steps[n], v, chain);
+        links.n = n + 1;
+        links.bytes += bytes_to_fetch(&steps[n], v, chain);
+        links.is_made = links.is_made || is_being_made(&steps[n]);
         if (w)
-            consider(v, w, n + 1, bytes, budget, whole, &best);
+            consider(v, w, &links, budget, whole, &best);
         at = steps[n].entry.link.base;
         digest = steps[n].entry.link.base_digest;
     }
@@ -163,8 +178,10 @@ bool ws_delta_plan_pays(struct ws_version *v, size_t n, const struct ws_delta_st
     const struct ws_speeds *speeds = &v->store->speeds;
     const unsigned threads = v->store->options.threads;
 
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         patched.fetch_bytes += bytes_to_fetch(&steps[i], v, NULL);
+        patched.is_made = patched.is_made || is_being_made(&steps[i]);
+    }
     return ws_cost_seconds(&patched, speeds, threads) < ws_cost_seconds(&full, speeds, threads);
 }
 

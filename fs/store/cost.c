@@ -26,6 +26,7 @@ void ws_speeds_favour_patching(struct ws_speeds *s)
         return;
     atomic_store(&s->patch, atomic_load(&s->patch) * OPTIMISM);
     atomic_store(&s->copy, atomic_load(&s->copy) * OPTIMISM);
+    atomic_store(&s->making, atomic_load(&s->making) * OPTIMISM);
 }
 
 static double measured(const _Atomic(double) *speed, double guess)
@@ -50,6 +51,14 @@ static double patch_seconds(const struct ws_cost *cost, const struct ws_speeds *
     return passes * (double)cost->patch_bytes / (patch_speed(s, cost->copies) * (threads ? threads : 1));
 }
 
+static double fetch_seconds(const struct ws_cost *cost, const struct ws_speeds *s)
+{
+    const double fetch = (double)cost->fetch_bytes / measured(&s->link, GUESSED_LINK),
+                 making = atomic_load(&s->making),
+                 made = cost->is_made && making > 0 ? (double)cost->patch_bytes / making : 0;
+    return fetch > made ? fetch : made; /* records are fetched as they are made */
+}
+
 /* Fetching and patching overlap. */
 static double overlapped(double fetch, double patch)
 {
@@ -58,15 +67,13 @@ static double overlapped(double fetch, double patch)
 
 double ws_cost_seconds(const struct ws_cost *cost, const struct ws_speeds *s, unsigned threads)
 {
-    return overlapped((double)cost->fetch_bytes / measured(&s->link, GUESSED_LINK),
-                      patch_seconds(cost, s, threads));
+    return overlapped(fetch_seconds(cost, s), patch_seconds(cost, s, threads));
 }
 
 double ws_cost_price(const struct ws_cost *cost, const struct ws_speeds *s, unsigned threads)
 {
     const double patch = patch_seconds(cost, s, threads);
-    return overlapped((double)cost->fetch_bytes / measured(&s->link, GUESSED_LINK),
-                      cost->copies ? 2 * patch : patch);
+    return overlapped(fetch_seconds(cost, s), cost->copies ? 2 * patch : patch);
 }
 
 unsigned ws_cost_zstd_level(const struct ws_speeds *s)

@@ -9,10 +9,11 @@
 
 /* Bytes a second; 0: not measured yet. */
 struct ws_speeds {
-    _Atomic(double) link;  /* of all lanes of a pull together */
-    _Atomic(double) patch; /* of one thread that applies a delta and hashes the result */
-    _Atomic(double) copy;  /* the same, with a copy of the base */
-    bool given;            /* by the operator, before any thread runs: they stay as they are */
+    _Atomic(double) link;   /* of all lanes of a pull together */
+    _Atomic(double) patch;  /* of one thread that applies a delta and hashes the result */
+    _Atomic(double) copy;   /* the same, with a copy of the base */
+    _Atomic(double) making; /* of the model, while a source made the delta that was fetched */
+    bool given;             /* by the operator, before any thread runs: they stay as they are */
 };
 /* Records a measurement of one of s: its new value is the mean of the old and the measured one. Measurements
  * over few bytes are ignored. */
@@ -27,6 +28,7 @@ struct ws_cost {
     uint64_t fetch_bytes; /* over the link */
     uint64_t patch_bytes; /* of the model, to which deltas are applied; 0: a full pull */
     bool copies;          /* the base is copied first, not patched in place */
+    bool is_made;         /* a source is still making one of the deltas */
     size_t n_deltas;
 };
 double ws_cost_seconds(const struct ws_cost *cost, const struct ws_speeds *speeds, unsigned threads);

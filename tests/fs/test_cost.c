@@ -145,6 +145,26 @@ static void test_doubt(void **state)
     assert_near(atomic_load(&given.copy), 3e8);
 }
 
+/* A delta that a source is still making comes no sooner than it is made. */
+static void test_made_meanwhile(void **state)
+{
+    struct ws_speeds s = {.link = 1e9, .patch = 5e9};
+    struct ws_cost cost = by_delta(MODEL_BYTES / 100, false, 1);
+    (void)state;
+    const double before = ws_cost_seconds(&cost, &s, 4);
+    cost.is_made = true;
+    assert_near(ws_cost_seconds(&cost, &s, 4), before); /* how long that takes is not known yet */
+    ws_speeds_record(&s, &s.making, MODEL_BYTES, 2);
+    assert_true(ws_cost_seconds(&cost, &s, 4) > 2 && ws_cost_price(&cost, &s, 4) > 2);
+    assert_true(ws_cost_seconds(&cost, &s, 4) > full(&s));
+    unsigned n = 0;
+    for (; ws_cost_seconds(&cost, &s, 4) > full(&s); n++) /* it is tried again */
+        ws_speeds_favour_patching(&s);
+    assert_in_range(n, 5, 50);
+    cost.is_made = false;
+    assert_near(ws_cost_seconds(&cost, &(struct ws_speeds){.link = 1e9, .patch = 5e9}, 4), before);
+}
+
 static void test_level(void **state)
 {
     static const struct {
@@ -167,6 +187,7 @@ int main(void)
         cmocka_unit_test(test_one_slow_step),
         cmocka_unit_test(test_copy_beside_full),
         cmocka_unit_test(test_doubt),
+        cmocka_unit_test(test_made_meanwhile),
         cmocka_unit_test(test_level),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
