@@ -36,16 +36,6 @@ static struct ws_version *find_base(const struct ws_version *v, const struct ws_
     return found;
 }
 
-static struct ws_delta_link link_between(const struct ws_manifest *base, const struct ws_manifest *target)
-{
-    struct ws_delta_link l = {.base = ws_version_id_make(base->version, base->lineage),
-                              .target = ws_version_id_make(target->version, target->lineage)};
-
-    memcpy(l.base_digest, base->digest, sizeof(l.base_digest));
-    memcpy(l.target_digest, target->digest, sizeof(l.target_digest));
-    return l;
-}
-
 /* Is there one already, from whichever version, as of a version that was dropped and is made once more? Another would take its
  * place in the list, and leaves have what that one leads from. With store->lock. */
 static bool is_led_to(const struct ws_model *m, const struct ws_delta_link *l)
@@ -72,7 +62,7 @@ static bool begin(struct ws_derived_delta *d, struct ws_version *v, const struct
     const uint64_t room = s->options.serves ? ws_model_delta_room(v->model) : 0;
     struct ws_version *base = room > 0 && v->named ? find_base(v, manifest) : NULL;
     if (base) {
-        *link = link_between(atomic_load(&base->manifest), manifest);
+        *link = ws_delta_link_between(atomic_load(&base->manifest), manifest);
         begins = !is_led_to(v->model, link);
     }
     if (begins) {

@@ -36,15 +36,6 @@ static const struct ws_manifest *sealed(const struct ws_version *v)
     return atomic_load(&v->unsealed) ? NULL : atomic_load(&v->manifest);
 }
 
-static struct ws_delta_link link_between(const struct ws_manifest *base, const struct ws_manifest *target)
-{
-    struct ws_delta_link l = {.base = ws_version_id_make(base->version, base->lineage),
-                              .target = ws_version_id_make(target->version, target->lineage)};
-    memcpy(l.base_digest, base->digest, sizeof(l.base_digest));
-    memcpy(l.target_digest, target->digest, sizeof(l.target_digest));
-    return l;
-}
-
 /* --- with store->lock: what there is --- */
 
 /* Can it be read without the base's bytes, or are these here? */
@@ -110,7 +101,7 @@ static enum source find_source(struct ws_version *base, struct ws_version *targe
                      m->name, target->number, base->number, not_so);
         return NONE;
     }
-    const struct ws_delta_link l = link_between(sealed(base), sealed(target));
+    const struct ws_delta_link l = ws_delta_link_between(sealed(base), sealed(target));
     if ((*held = find_held(&m->deltas, &l, base)) || (*held = find_held(&m->shown, &l, base)))
         return HELD;
     if (ws_version_is_complete(base))
@@ -311,7 +302,7 @@ static int make(struct making *k, struct ws_error *err)
     struct ws_version *base = k->comparison.base, *v = k->comparison.target;
     const struct ws_store_options *o = &v->store->options;
     const struct ws_manifest *to = atomic_load(&v->manifest);
-    const struct ws_delta_link l = link_between(atomic_load(&base->manifest), to);
+    const struct ws_delta_link l = ws_delta_link_between(atomic_load(&base->manifest), to);
     const uint64_t began_ns = ws_clock_ns();
     struct ws_workers *workers = ws_workers_new(o->threads < THREADS ? o->threads : THREADS, o->nice);
     int rc = workers ? ws_delta_new(&k->delta, &l, to, err)

@@ -53,6 +53,15 @@ static void delta_free(struct ws_delta *d)
     free(d);
 }
 
+struct ws_delta_link ws_delta_link_between(const struct ws_manifest *base, const struct ws_manifest *target)
+{
+    struct ws_delta_link l = {.base = ws_version_id_make(base->version, base->lineage),
+                              .target = ws_version_id_make(target->version, target->lineage)};
+    memcpy(l.base_digest, base->digest, sizeof(l.base_digest));
+    memcpy(l.target_digest, target->digest, sizeof(l.target_digest));
+    return l;
+}
+
 int ws_delta_new(struct ws_delta **out, const struct ws_delta_link *link, const struct ws_manifest *target,
                  struct ws_error *err)
 {

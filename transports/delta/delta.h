@@ -16,6 +16,8 @@ struct ws_delta_link {
     struct ws_version_id base, target;
     char base_digest[33], target_digest[33];
 };
+/* That leads from one version to the other, by what their manifests say of them. */
+struct ws_delta_link ws_delta_link_between(const struct ws_manifest *base, const struct ws_manifest *target);
 
 enum ws_delta_state { WS_DELTA_GROWING, WS_DELTA_WHOLE, WS_DELTA_GIVEN_UP };
 const char *ws_delta_state_name(enum ws_delta_state s); /* "growing", "whole", "given-up" */
