@@ -184,8 +184,9 @@ typedef struct wsync_config {
      *   NULL       or "auto": as "latency" where readers take deltas, at most a tenth of the elements changes in a step,
      *              and the rates that were measured in this process say that it pays; else as "stall"
      * Blocks of 4 MiB of a file that several ranks fill are copied in any case, and so is what wsync_put copies and what
-     * lies on GPUs (gpu_delta). The version before is mapped meanwhile, and a line map of a 512th of the model is kept
-     * for each of the last versions, at most four. */
+     * lies on GPUs (gpu_delta), and everything where this process has no descriptors left for both versions. The version
+     * before is mapped meanwhile, and a line map of a 512th of the model is kept for each of the last versions, at most
+     * four. */
     const char *prefer;
 } wsync_config;
 
