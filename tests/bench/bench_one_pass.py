@@ -4,6 +4,7 @@ the build/ folder of another commit, whose agent, trainer and mount give one row
 import os
 import statistics
 import sys
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import bench_delta_step
@@ -21,13 +22,21 @@ class Preferring(Trainer):
         super().__init__(agent, model)
         self.version = version
 
-    def measure(self, mount, share):
-        """Seconds to the offload's end, and to the version at the mount (None: to the delta at the agent)."""
+    def next_version(self, share):
+        """When it began and ended."""
         self.step("step", share)
         self.version += 1
-        _, began, ended = map(float, self.tell(f"offload {self.version}", "offloaded"))
-        if mount is None:
-            return ended - began, float(self.tell(f"delta {self.version}", "delta")[1]) - began if self.version > 1 else None
+        return map(float, self.tell(f"offload {self.version}", "offloaded")[1:])
+
+    def stall(self, share):
+        """Seconds that an offload takes which nobody waits for."""
+        began, ended = self.next_version(share)
+        time.sleep(1)  # the agent makes its delta: an older trainer cannot say when
+        return ended - began
+
+    def measure(self, mount, share):
+        """Seconds to the offload's end, and to the version at the mount."""
+        began, ended = self.next_version(share)
         wait_for(lambda: os.path.isdir(mount.file(f"actor/{self.version}")), "the version", 60)
         mount.write(f"pull {self.version}", "actor/ctl")
         return ended - began, time.monotonic() - began
@@ -77,7 +86,7 @@ def one_model(name):
                 world.Process.command = os.path.join(build, "wsync")
                 agent = Agent("--slots", "2")
                 trainer = Preferring(agent, name, "stall", 0)
-                out += [trainer.measure(None, SHARE)[0] for _ in range(8)][3:]
+                out += [trainer.stall(SHARE) for _ in range(8)][3:]
     row(f"one-pass-stall-stall{suffix}", statistics.median(news), "s", statistics.median(olds), 1, at_most=True)
 
 
