@@ -400,6 +400,19 @@ void ws_delta_edit_each(const struct ws_delta_edit *e,
     }
 }
 
+bool ws_delta_edit_run(const struct ws_delta_edit *e, size_t k, struct ws_delta_edit_run *out)
+{
+    if (k >= e->segments.len)
+        return false;
+    const struct segment *s = &e->segments.ptr[k];
+    *out = (struct ws_delta_edit_run){.begin = s->begin,
+                                      .width = s->width,
+                                      .n = s->n,
+                                      .at = e->at + s->first,
+                                      .changes = e->changes + s->first};
+    return true;
+}
+
 /* --- applying --- */
 
 /* The changes that begin before byte `end`; those that were applied already are not done again. */

@@ -108,6 +108,22 @@ uint32_t ws_delta_edit_changed(const struct ws_delta_edit *e);
 void ws_delta_edit_each(const struct ws_delta_edit *e,
                         void (*fn)(void *arg, uint32_t byte, unsigned width, uint32_t change), void *arg);
 
+/* The same by runs of elements of one width: element at[i] of a run begins at byte begin + at[i] * width. The lists are
+ * the edit's, until it is read into again. false: it has no k-th run. */
+struct ws_delta_edit_run {
+    uint32_t begin;
+    unsigned width;
+    size_t n;
+    const uint32_t *at, *changes;
+};
+bool ws_delta_edit_run(const struct ws_delta_edit *e, size_t k, struct ws_delta_edit_run *out);
+/* What an element of that width was before a change of it to v; of v, only its lower bytes count. */
+static inline uint32_t ws_delta_undone(uint32_t v, uint32_t change)
+{
+    const uint32_t zigzag = change + 1;
+    return v - ((zigzag >> 1) ^ (0U - (zigzag & 1)));
+}
+
 /* Applies n edits one after the other to the block of len bytes at dst, after it was copied from src where
  * src is not NULL (the edits were read for this len), and returns the XXH3-64 of the result: one pass over
  * memory. h: to work with. */

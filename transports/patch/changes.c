@@ -60,15 +60,23 @@ static bool join_pieces(struct ws_changes_tensor *t)
     return true;
 }
 
-static int join(struct ws_changes *c, struct ws_error *err)
+static void join_tensor(void *arg, size_t i)
 {
-    for (size_t i = 0; i < c->n; i++) {
-        if (!join_pieces(&c->tensors[i]))
-            return ws_error_set(err, ENOMEM, "no memory for the changes of %s", c->tensors[i].out.name);
-        free_pieces(&c->tensors[i]);
+    struct ws_changes_finder *j = arg;
+    struct ws_changes_tensor *t = &j->c->tensors[i];
+    struct ws_error why;
+    if (!join_pieces(t))
+        ws_changes_fail(j, ws_error_set(&why, ENOMEM, "no memory for the changes of %s", t->out.name), &why);
+    free_pieces(t);
+}
+
+static int join(struct ws_changes_finder *j, struct ws_workers *workers, struct ws_error *err)
+{
+    struct ws_changes *c = j->c;
+    ws_workers_run(workers, join_tensor, j, c->n);
+    for (size_t i = 0; i < c->n; i++)
         c->count += c->tensors[i].out.n;
-    }
-    return 0;
+    return ws_changes_result(j, 0, err);
 }
 
 /* --- the target's tensors --- */
@@ -220,7 +228,7 @@ static int make(struct ws_changes *c, const struct ws_version_folder *target, co
     if (rc == 0)
         rc = collect(&j, workers, err);
     if (rc == 0)
-        rc = join(c, err);
+        rc = join(&j, workers, err);
     free_job(&j, n_workers);
     ws_workers_free(workers);
     return rc;

@@ -54,24 +54,13 @@ static void gather(unsigned char *out, const unsigned char *from, const uint32_t
         copy_element(out + i * width, from + (size_t)at[i] * width, width);
 }
 
-int ws_changes_add_piece(struct ws_changes_finder *j, struct ws_changes_tensor *t, uint64_t first,
-                         const uint32_t *at, size_t n, const unsigned char *before,
-                         const unsigned char *after, struct ws_error *err)
+int ws_changes_keep_piece(struct ws_changes_finder *j, struct ws_changes_tensor *t, struct ws_changes_piece p,
+                          struct ws_error *err)
 {
-    const unsigned w = t->out.element_bytes;
-    struct ws_changes_piece p = {.first = first, .n = (uint32_t)n};
-    if (n == 0)
-        return 0;
-    if (atomic_fetch_add(&j->count, n) + n > j->most)
-        return ws_error_set(
-            err, E2BIG, "more than an eighth of the elements changed: reading the version whole is better");
-    p.at = malloc(n * sizeof(*p.at));
-    p.values = malloc(2 * n * w);
     int rc = p.at && p.values ? 0 : -ENOMEM;
+    if (rc == 0 && atomic_fetch_add(&j->count, p.n) + p.n > j->most)
+        rc = -E2BIG;
     if (rc == 0) {
-        memcpy(p.at, at, n * sizeof(*p.at));
-        gather(p.values, before, at, n, w);
-        gather(p.values + n * w, after, at, n, w);
         pthread_mutex_lock(&t->lock);
         rc = ws_changes_pieces_append(&t->pieces, p);
         pthread_mutex_unlock(&t->lock);
@@ -80,7 +69,28 @@ int ws_changes_add_piece(struct ws_changes_finder *j, struct ws_changes_tensor *
         return 0;
     free(p.at);
     free(p.values);
+    if (rc == -E2BIG)
+        return ws_error_set(
+            err, E2BIG, "more than an eighth of the elements changed: reading the version whole is better");
     return ws_error_set(err, ENOMEM, "no memory for the changes of %s", t->out.name);
+}
+
+int ws_changes_add_piece(struct ws_changes_finder *j, struct ws_changes_tensor *t, uint64_t first,
+                         const uint32_t *at, size_t n, const unsigned char *before,
+                         const unsigned char *after, struct ws_error *err)
+{
+    const unsigned w = t->out.element_bytes;
+    struct ws_changes_piece p = {.first = first, .n = (uint32_t)n};
+    if (n == 0)
+        return 0;
+    p.at = malloc(n * sizeof(*p.at));
+    p.values = malloc(2 * n * w);
+    if (p.at && p.values) {
+        memcpy(p.at, at, n * sizeof(*p.at));
+        gather(p.values, before, at, n, w);
+        gather(p.values + n * w, after, at, n, w);
+    }
+    return ws_changes_keep_piece(j, t, p, err);
 }
 
 size_t ws_changes_find_different(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n,

@@ -87,6 +87,9 @@ struct ws_changes_scratch *ws_changes_scratch_of(struct ws_changes_finder *j, un
 WS_MUST_USE int ws_changes_add_piece(struct ws_changes_finder *j, struct ws_changes_tensor *t, uint64_t first,
                                      const uint32_t *at, size_t n, const unsigned char *before,
                                      const unsigned char *after, struct ws_error *err);
+/* Takes over a piece of n elements, whose lists were allocated and are freed where it fails: as above. */
+WS_MUST_USE int ws_changes_keep_piece(struct ws_changes_finder *j, struct ws_changes_tensor *t,
+                                      struct ws_changes_piece p, struct ws_error *err);
 /* Which elements of n differ; at has room for n + WS_DELTA_SLACK, of 8 bytes for twice n. */
 size_t ws_changes_find_different(uint32_t *at, const unsigned char *a, const unsigned char *b, size_t n,
                                  unsigned width);

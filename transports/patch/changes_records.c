@@ -1,4 +1,5 @@
 #include "transports/patch/changes_records.h"
+#include "transports/patch/changes_aligned.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,10 +106,9 @@ static void undo_unit(void *arg, uint32_t byte, unsigned width, uint32_t change)
 {
     struct walk *w = arg;
     unsigned char *p = w->s->before + byte;
-    const uint32_t z = change + 1, d = z % 2 ? 0U - (z / 2 + 1) : z / 2;
     uint32_t v = 0;
     memcpy(&v, p, width);
-    v -= d;
+    v = ws_delta_undone(v, change);
     memcpy(p, &v, width);
 }
 
@@ -117,10 +117,11 @@ static int edit_block(struct ws_changes_finder *j, struct ws_changes_scratch *s,
                       size_t len, const struct ws_delta_record *r, struct ws_error *err)
 {
     struct walk w = {.j = j, .s = s, .file = file, .at = at, .len = len, .whole = SIZE_MAX, .err = err};
+    bool listed;
     const unsigned char *raw = ws_delta_record_raw(r, s->raw);
-    const int rc = raw ? ws_delta_edit_read(s->edit, raw, r->raw_bytes, len, err)
-                       : ws_error_set(err, EBADMSG, "the delta of a block cannot be unpacked");
-    if (rc < 0)
+    int rc = raw ? ws_delta_edit_read(s->edit, raw, r->raw_bytes, len, err)
+                 : ws_error_set(err, EBADMSG, "the delta of a block cannot be unpacked");
+    if (rc < 0 || (rc = ws_changes_list_aligned(j, s, file, at, len, &listed, err)) < 0 || listed)
         return rc;
     const uint64_t header = j->target->folder->files[file].st->data_begin;
     const uint64_t first = at + AROUND > header ? AROUND : header - at;
