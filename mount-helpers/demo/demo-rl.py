@@ -38,6 +38,8 @@ SURE = 5  # standard errors that the reward must have risen by
 WHOSE = {"bf16": "the trainer's own", "fp8": "those of the view's weights"}
 # --steps and --learning-rate, if they are not given: FP8 is slow on a CPU, and its model (rl_ranks.py) narrower
 USUAL = {"bf16": (20, 6e-3), "fp8": (8, 4e-2)}
+# vLLM with the package beside it, and with torch's own linear layers, as on GPUs: its CPU build packs them, so that no parameter is there to patch
+PATCHABLE = ("--worker-cls", "patch_probe.Worker", "--worker-extension-cls", "wsync.vllm.Extension")
 
 
 class Failed(Exception):
@@ -50,10 +52,14 @@ def arguments():
     p.add_argument("--trainer", choices=tuple(TRAINERS), default="fsdp", help="what trains (default: %(default)s)")
     p.add_argument("--rollout", choices=tuple(ROLLOUTS), default="bf16",
                    help="what it samples with: the trained weights, or the agent's view of them in FP8 (default: %(default)s)")
+    p.add_argument("--update", choices=("whole", "patch"), default="whole",
+                   help="how a switch brings a version into vLLM: by loading it whole, or by writing what changed into its parameters. "
+                        "The model is larger then: of lm_head all changes in a step, and where more than 5 %% of a model does, it is "
+                        "loaded whole; vLLM runs torch's linear layers (default: %(default)s)")
     p.add_argument("--steps", type=int, metavar="N", help="training steps, 3 or more (default: 20; 8 with fp8)")
     p.add_argument("--hold", type=int, metavar="N", help="the step whose version is held back (default: half of the steps)")
     p.add_argument("--learning-rate", type=float, metavar="RATE",
-                   help="of lm_head; of the rest it is 3e-6 (default: 0.006; 0.04 with fp8)")
+                   help="of lm_head; of the rest it is 3e-6, with patches 1e-6 (default: 0.006; 0.04 with fp8)")
     a = p.parse_args()
     steps, rate = USUAL[a.rollout]
     a.steps = steps if a.steps is None else a.steps
@@ -65,6 +71,8 @@ def arguments():
         p.error("--learning-rate is between 0 and 1")
     if a.rollout == "fp8" and a.engine == "sglang":
         p.error("--rollout fp8 is for vLLM: SGLang runs no FP8 of a scale a channel on a CPU")
+    if a.update == "patch" and (a.rollout, a.engine) != ("bf16", "vllm"):
+        p.error("--update patch is for vLLM and --rollout bf16")
     a.served = ROLLOUTS[a.rollout]
     return a
 
@@ -166,18 +174,18 @@ def moment(text):
 
 
 def travel(mount, served, version):
-    """What the mount's files say of a version: how it came, bytes moved, seconds of the pull, and of the engine's pause."""
+    """What the mount's files say of a version: how it came, bytes moved, seconds of the pull, and of the engine's pause; whether it was a patch."""
     line = mount.status(served)[f"version.{version}"]
     said = {k: re.search(rf" {k}=([0-9.]+)", line).group(1) for k in ("moved", "seconds")}
     times = {}
     for event in mount.text(served, "events").splitlines():
         at, what, rest = event.split(" ", 2)
-        if what in ("paused", "resumed") and re.search(rf" version={version}(@| |$)", rest):
-            times[what] = moment(at)
-    if len(times) != 2:
+        if what in ("paused", "loaded", "resumed") and re.search(rf" version={version}(@| |$)", rest):
+            times[what] = moment(at), rest
+    if len(times) != 3:
         raise Failed(f"{mount.file(served, 'events')} has no pause of version {version}")
     return {"how": re.search(r' how="([^"]*)"', line).group(1), "moved": int(said["moved"]), "pull": float(said["seconds"]),
-            "pause": (times["resumed"] - times["paused"]).total_seconds()}
+            "pause": (times["resumed"][0] - times["paused"][0]).total_seconds(), "patch": " how=patch" in times["loaded"][1]}
 
 
 def bound(line, rollout):
@@ -193,6 +201,7 @@ def row(line, rollout, how=None):
     if how:
         seconds = f"{line['offload']:5.3f} s {how['pull']:5.3f} s {how['pause']:5.3f} s {line['seconds']:5.2f} s"
         came = how["how"] if " instead of " in how["how"] else f"{how['how']}, {how['moved'] / 1e6:.2f} MB"
+        came += "; patched" if how["patch"] else ""
     elif line.get("held"):
         came = f"HELD BACK: the engine still serves {line['serving']}"
     print(f"   {line['version']:>7}  {seconds}  {line['reward'] * 100:5.1f} %  {line['difference']:10.3f} ({bound(line, rollout):.3f})  {came}", flush=True)
@@ -223,10 +232,35 @@ def verdict(lines, a):
     ]
     for holds, text in claims:
         print(f"    {'yes' if holds else 'NO '}  {text}", flush=True)
+    return all(holds for holds, _ in claims)
+
+
+def tell_apart(lines, a):
     if a.rollout != "bf16":
+        good = [x for x in lines if not x.get("held")]
         print(f"         (the policy that is trained says otherwise of a token by {sum(x['apart'] for x in good) / len(good):.4f} in the mean: "
               "what FP8 costs,\n         and what the loss weighs its tokens for)", flush=True)
-    return all(holds for holds, _ in claims)
+
+
+def compare_pauses(a, out, mount, url, lines):
+    """The last two versions are loaded whole, for comparison; whether all switches were patches."""
+    versions = [x["version"] for x in lines if "offload" in x]
+    out.say("The same engine loads the last two versions whole, for comparison")
+    patches = sorted(x["travel"]["pause"] for x in lines if x.get("travel", {}).get("patch"))
+    mount.write("manual", f"{a.served}/policy")
+    mount.write("engine remove e1", f"{a.served}/ctl")
+    mount.write(f"engine add e1 vllm {url} update=whole", f"{a.served}/ctl")
+    loads = []
+    for version in (versions[-2], versions[-1]):
+        mount.write(version, f"{a.served}/version")
+        loads.append(travel(mount, a.served, version)["pause"])
+    holds = len(patches) == len(versions)
+    said = f"pauses of {patches[0]:.3f} to {patches[-1]:.3f} s, median {patches[len(patches) // 2]:.3f} s" if patches else "no pause to compare"
+    print(f"    {'yes' if holds else 'NO '}  {len(patches)} of {len(versions)} switches were patches: {said}\n"
+          f"         loaded whole: {', '.join(f'{x:.3f} s' for x in loads)}", flush=True)
+    return holds
+
+
 
 
 def start_ranks(a, work, out, agent, mount, package, url):
@@ -236,7 +270,8 @@ def start_ranks(a, work, out, agent, mount, package, url):
     path = [package, os.path.join(ROOT, "tests/real"), os.path.join(ROOT, "tests/real/trainers")]
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(path), WSYNC_AGENT=f"unix:{agent.sock}", HOME=home, OMP_NUM_THREADS="1",
                TORCHDYNAMO_DISABLE="1", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="", GLOO_SOCKET_IFNAME="lo", PYTHONWARNINGS="ignore")
-    ranks = Ranks(work, env, a.trainer, a.engine, a.served, url, mount.path, os.path.join(work, "hf"), a.steps, a.hold, a.learning_rate)
+    size = "patch" if a.update == "patch" else a.rollout
+    ranks = Ranks(work, env, a.trainer, a.engine, a.served, size, url, mount.path, os.path.join(work, "hf"), a.steps, a.hold, a.learning_rate)
 
     def published():
         ranks.check()
@@ -246,15 +281,24 @@ def start_ranks(a, work, out, agent, mount, package, url):
     return ranks
 
 
-def start_engine(kind, served, port, out, mount, ranks):
+def make_server(a, port, mount, package):
+    from servers import VLLM, SGLang, WithWsync
+
+    folder = mount.file(a.served, 1)
+    if a.update == "patch":
+        WithWsync.target = os.pathsep.join((package, os.path.join(ROOT, "tests/real")))
+        return WithWsync(folder, "--max-num-seqs", "64", *PATCHABLE, port=port)
+    return VLLM(folder, "--max-num-seqs", "64", port=port) if a.engine == "vllm" else SGLang(folder, "--max-running-requests", "64", port=port)
+
+
+def start_engine(a, server, out, mount, ranks):
     """Returns a function that raises when the engine is no more."""
-    out.say(f"{NAMES[kind.kind]} starts on {mount.file(served, 1)}; on two idle cores that takes about 40 s")
-    at_once = "--max-num-seqs" if kind.kind == "vllm" else "--max-running-requests"
-    server = kind(mount.file(served, 1), at_once, "64", port=port)
+    kind, served = server.kind, a.served
+    out.say(f"{NAMES[kind]} starts on {mount.file(served, 1)}; on two idle cores that takes about 40 s")
 
     def alive():
         if not server.alive():
-            raise Failed(f"{NAMES[kind.kind]} ended by itself, with {server.process.returncode}")
+            raise Failed(f"{NAMES[kind]} ended by itself, with {server.process.returncode}")
 
     def healthy():
         ranks.check()
@@ -262,9 +306,10 @@ def start_engine(kind, served, port, out, mount, ranks):
         return server.healthy()
 
     out.wait("it answers", healthy, START_SECONDS)
-    mount.write(f"engine add e1 {kind.kind} {server.url}", f"{served}/ctl")
+    command = f"engine add e1 {kind} {server.url}" + (f" update={a.update}" if a.update != "whole" else "")
+    mount.write(command, f"{served}/ctl")
     mount.write("follow", f"{served}/policy")
-    print(f"    engine add e1 {kind.kind} {server.url} > {mount.file(served, 'ctl')}; follow > {mount.file(served, 'policy')}", flush=True)
+    print(f"    {command} > {mount.file(served, 'ctl')}; follow > {mount.file(served, 'policy')}", flush=True)
     return alive
 
 
@@ -275,7 +320,9 @@ def follow(a, out, mount, ranks, check):
     lines = []
     while (line := ranks.next(STEP_SECONDS, check)) is not None:
         lines.append(line)
-        row(line, a.rollout, travel(mount, a.served, line["version"]) if "offload" in line else None)
+        if "offload" in line:
+            line["travel"] = travel(mount, a.served, line["version"])
+        row(line, a.rollout, line.get("travel"))
     if not lines:
         raise Failed("the trainer ended without a step")
     print(f"    the first text:  {lines[0]['text']!r}\n    the last text:   {lines[-1]['text']!r}", flush=True)
@@ -283,7 +330,6 @@ def follow(a, out, mount, ranks, check):
 
 
 def demo(a, work, out):
-    from servers import VLLM, SGLang
     from world import Agent, Mount, at_end, free_port
 
     at_end(lambda: print("\n    all is ended: trainer, engine, mount, agent", flush=True))
@@ -297,10 +343,15 @@ def demo(a, work, out):
         print(f"    the agent makes {a.served} of each version of {MODEL}; the engine is started on it, and switched", flush=True)
     port = free_port()  # the trainer is told it before the engine is there
     ranks = start_ranks(a, work, out, agent, mount, package, f"http://127.0.0.1:{port}")
-    check = start_engine({"vllm": VLLM, "sglang": SGLang}[a.engine], a.served, port, out, mount, ranks)
+    server = make_server(a, port, mount, package)
+    check = start_engine(a, server, out, mount, ranks)
     lines = follow(a, out, mount, ranks, check)
     out.say("Is it as claimed?")
-    return 0 if verdict(lines, a) else 1
+    holds = verdict(lines, a)
+    tell_apart(lines, a)
+    if a.update == "patch":
+        holds = compare_pauses(a, out, mount, server.url, lines) and holds
+    return 0 if holds else 1
 
 
 def logs(work):

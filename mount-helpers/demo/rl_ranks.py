@@ -1,11 +1,11 @@
 """The trainer of demo-rl.py: FSDP2 or Megatron-core over gloo ranks, REINFORCE on what a real engine samples. Started by torchrun.
 
-    rl_ranks.py TRAINER ENGINE SERVED URL MOUNT FOLDER STEPS HOLD LEARNING_RATE
+    rl_ranks.py TRAINER ENGINE SERVED SIZE URL MOUNT FOLDER STEPS HOLD LEARNING_RATE
 
 Of wsync it knows Publisher: offload() after each step, wait_loaded() before the next samples. TRAINER is fsdp or megatron: rl_fsdp.py
 or rl_megatron.py, whose Policy is what is trained. ENGINE is vllm or sglang; SERVED is what it serves, the trained model or its FP8
-view; FOLDER is where the model's config and tokenizer are put; in step HOLD the version is held back: MOUNT's policy is `manual` for
-its time. Rank 0 prints a line of JSON for every version that was sampled from.
+view; SIZE is the model's (SIZES); FOLDER is where its config and tokenizer are put; in step HOLD the version is held back: MOUNT's
+policy is `manual` for its time. Rank 0 prints a line of JSON for every version that was sampled from.
 
 The reward: 1 for each sampled token with a vowel in its text, 0 for the others; its baseline is the mean of the group
 of samples of one prompt. Masters are float32; forward and backward use bf16 copies of them, rounded as the published file is, so
@@ -37,10 +37,11 @@ MODEL = "actor"
 MOST_WEIGHT = 2.0  # of a token that the trained policy finds likelier than the one that sampled it
 MOST_E4M3 = 448.0
 PROMPTS, PROMPT_TOKENS, TOKENS = 8, 8, 16
-# of the model, beside CONFIG, and of a group of samples
-SIZES = {"bf16": (dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2, head_dim=64), 8),
-         "fp8": (dict(intermediate_size=64, num_hidden_layers=1), 4)}
-BODY_RATE = 3e-6  # of all but lm_head: as in runs of large models, few bf16 elements of it change in a step
+USUAL = dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+# of the model, beside CONFIG, and of a group of samples; the learning rate of all but lm_head: as in runs of large models, few bf16 elements of
+# it change in a step. A patch wants that of the whole model: lm_head, of which all elements change, is 2 % of that one.
+SIZES = {"bf16": (USUAL, 8, 3e-6), "patch": (USUAL | dict(intermediate_size=2048, num_hidden_layers=6), 8, 1e-6),
+         "fp8": (dict(intermediate_size=64, num_hidden_layers=1), 4, 3e-6)}
 START_SECONDS, ASK_SECONDS, LOAD_SECONDS = 420, 90, 120
 VOWELS = set("aeiouAEIOU")
 
@@ -127,10 +128,10 @@ class View:
 
 
 class Run:
-    def __init__(self, trainer, engine, served, url, mount, folder, learning_rate):
+    def __init__(self, trainer, engine, served, size, url, mount, folder, learning_rate):
         self.engine, self.served, self.url, self.mount = engine, os.path.join(mount, served), url, mount
         self.first = dist.get_rank() == 0
-        more, group = SIZES["bf16" if served == MODEL else "fp8"]
+        more, group, body_rate = SIZES[size]
         config, words = Qwen3Config(**(CONFIG | more)), tokenizer()
         config.architectures = ["Qwen3ForCausalLM"]
         if self.first:
@@ -141,7 +142,7 @@ class Run:
         self.has_vowel = torch.tensor([bool(VOWELS & set(words.decode([i]))) for i in range(config.vocab_size)])
         generator = torch.Generator().manual_seed(1)
         self.prompts = torch.randint(4, config.vocab_size, (PROMPTS, PROMPT_TOKENS), generator=generator).repeat_interleave(group, 0)
-        self.policy = importlib.import_module(f"rl_{trainer}").Policy(config, learning_rate, BODY_RATE)
+        self.policy = importlib.import_module(f"rl_{trainer}").Policy(config, learning_rate, body_rate)
         self.view = View(config, self.served) if served != MODEL else None
         self.publisher = wsync.Publisher(MODEL, self.policy.source(), hf_config=folder, dtype="bfloat16", start_agent=False)
 
@@ -246,11 +247,11 @@ class Run:
         self.publisher.close()
 
 
-def main(trainer, engine, served, url, mount, folder, steps, hold, learning_rate):
+def main(trainer, engine, served, size, url, mount, folder, steps, hold, learning_rate):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=START_SECONDS + ASK_SECONDS))
     try:
-        Run(trainer, engine, served, url, mount, folder, float(learning_rate)).train(int(steps), int(hold))
+        Run(trainer, engine, served, size, url, mount, folder, float(learning_rate)).train(int(steps), int(hold))
     except Exception:
         traceback.print_exc()
         os._exit(1)  # the others would wait for this rank

@@ -131,6 +131,17 @@ def test_fp8():
     print(*("# " + line.strip() for line in demo.said.splitlines() if line.strip().startswith(("yes ", "(the policy"))), sep="\n", flush=True)
 
 
+def test_patch():
+    "an engine whose parameters are patched: it has the trainer's weights as before, and all switches are patches"
+    need_real("vllm")
+    if os.environ.get("CI"):
+        pytest.skip("it starts vLLM for one more run of the demo: minutes that the hour of CI does not have")
+    demo = Demo("--update", "patch", "--steps", "4", "--learning-rate", "1e-2")
+    demo.ends(0, RUN_SECONDS)
+    assert demo.said.count("    yes  ") == 5 and "4 of 4 switches were patches" in demo.said, demo.said
+    print(*("# " + line.strip() for line in demo.said.splitlines() if "patched" in line or "loaded whole" in line), sep="\n", flush=True)
+
+
 def test_megatron():
     "Megatron-core's distributed optimizer, whose gathers come late, trains: each version is the one that its optimizer has just made"
     need_real("vllm")
@@ -175,7 +186,7 @@ def test_bad_options():
     "invalid options are refused before anything is started"
     need_real("vllm")
     for options in (("--steps", "2"), ("--hold", "0"), ("--steps", "5", "--hold", "6"), ("--learning-rate", "nan"), ("--engine", "x"), ("--trainer", "x"),
-                    ("--rollout", "fp8", "--engine", "sglang")):
+                    ("--rollout", "fp8", "--engine", "sglang"), ("--update", "patch", "--engine", "sglang"), ("--update", "patch", "--rollout", "fp8")):
         demo = Demo(*options)
         demo.ends(2)
         assert "error: " in demo.said, demo.said
