@@ -3,11 +3,14 @@
 vLLM's CPU build packs the weights of linear layers and of experts for its kernels, so that there is next to nothing to patch. As on GPUs, they
 stay as they are here: linear layers use torch's own kernel. Experts are packed, unless their family is one whose experts torch computes."""
 import hashlib
+import os
+import time
 
 import torch
 import vllm._custom_ops as ops
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from wsync.patch import _plan
 from wsync.vllm import Extension
 
 ops._supports_onednn = False
@@ -27,3 +30,19 @@ class Probe(Extension):
     def probe_flip(self, name):
         """One bit of a parameter becomes another."""
         dict(self.model_runner.get_model().named_parameters())[name].data.view(torch.int16).view(-1)[7] ^= 1
+
+    def probe_stop(self, rank, file):
+        """The next put of this rank writes one memory, makes the file, and stands still before the next one."""
+        if self.rank != rank:
+            return None
+        make = _plan._host_patches
+
+        def apart(regions):
+            storage = lambda one: one[0].tensor.untyped_storage().data_ptr()
+            patches = [made for at in dict.fromkeys(map(storage, regions)) for made in make([one for one in regions if storage(one) == at])]
+            assert len(patches) > 1, "there are no two memories to stop between"
+            patches[1].put = lambda: (open(file, "w").close(), time.sleep(3600))
+            return patches
+
+        _plan._host_patches = apart
+        return os.getpid()

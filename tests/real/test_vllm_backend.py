@@ -78,7 +78,7 @@ def test_serving(w):
         manifest = w.manifest(version)
         for rank, said in enumerate(w.server.rpc("wsync_serving")):
             assert said == {"path": w.path(version), "model": MODEL, "version": version, "run": manifest["run"], "digest": manifest["digest"],
-                            "tensors": 25, "rank": rank, "broken": None}, said
+                            "tensors": 25, "rank": rank, "broken": None, "patches": True}, said
 
 
 def test_refused(w):
@@ -154,11 +154,25 @@ def test_mount(w):
         w.check(version)
 
 
+def test_late_question(w):
+    "kind vllm, two workers: one is late before the pause, when it is asked about patches; the version is loaded, and no answer is another call's"
+    w.server.load(w.path(1))
+    proxy = Proxy(w.server)
+    w.engine("asked", proxy, "timeout=2 pause-timeout=20")
+    second = [pid for pid in w.server.workers() if "Worker" in name_of(pid)][1]
+    proxy.before[VLLM.load_path] = lambda: (proxy.before.clear(), freeze([second], 3))
+    for version in (2, 1):
+        w.switch(version)
+        w.check(version)
+    assert not proxy.before, "nobody was late"
+    assert w.server.rpc("check_health") == [None, None]
+
+
 def test_plain_kind(w):
     "kind vllm, two workers: a late reply is waited for before the rollback; after a failed load no reply counts"
     w.server.load(w.path(1))
     proxy = Proxy(w.server)
-    w.engine("two", proxy, "timeout=2 pause-timeout=20")
+    w.engine("two", proxy, "timeout=2 pause-timeout=20 update=whole")  # nothing but loads comes by that route
     for version in (2, 1):
         w.switch(version)
         w.check(version)

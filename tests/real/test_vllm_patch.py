@@ -2,20 +2,23 @@
 """A real vLLM's parameters are patched while it serves: afterwards it is, bit for bit, what a load or a fresh start makes of the version."""
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from families import FAMILIES
-from servers import HERE, Refused, Stream, WithWsync, installed, need_real
-from world import Mount, unique
+from servers import HERE, PROMPTS, Refused, Stream, WithWsync, installed, need_real
+from world import Engine, Mount, unique, wait_for
 
 STEPS = int(os.environ.get("PATCH_STEPS", "25"))
 OPTIONS = (*WithWsync.uncached, "--worker-extension-cls", "patch_probe.Probe")
 PLAIN = (*OPTIONS, "--worker-cls", "patch_probe.Worker")
 LOSING = ("gpt-oss",)  # a reload by vLLM leaves its experts as they are
-SLOW = pytest.mark.skipif("CI" in os.environ, reason="it starts two vLLMs a family: minutes that the hour of CI does not have")
+ALL = os.environ.get("SHARE", "1/1") == "1/1"  # of a shared run, one file's minutes are the others' too
+SLOW = pytest.mark.skipif("CI" in os.environ and not ALL, reason="it starts two vLLMs a family: minutes that the hour of CI does not have; SHARE=1/1 runs it")
 
 
 class Patched(WithWsync):
@@ -184,3 +187,79 @@ def test_ranks():
     "two ranks: each patches its own part"
     said, prepared = check(os.path.join(families("llama"), "llama"), (*PLAIN, "--tensor-parallel-size", "2"), "llama on two ranks")
     assert len(said) == 2 and all(one["ready"] and one["patchable"] == 1 for one in said) and all(one["ok"] for one in prepared), (said, prepared)
+
+
+class Adapting(Patched):
+    def environment(self):
+        return {**super().environment(), "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+
+    def adapted(self, prompt):
+        """The prompt's log probabilities with the adapter."""
+        said = self.generate(prompt, 1, prompt_logprobs=0, model="lora")["prompt_logprobs"]
+        return [of[str(token)]["logprob"] for token, of in zip(prompt[1:], said[1:])]
+
+
+@SLOW
+def test_adapter():
+    "an adapter over a patch, and over its undo, answers as over a load of the version"
+    pytest.importorskip("peft")
+    from peft_adapters import RANK, make_adapter
+
+    folder = os.path.join(families("qwen3"), "qwen3")
+    path = lambda version: os.path.join(folder, str(version))
+    server = Adapting(path(1), *PLAIN, "--enable-lora", "--max-lora-rank", str(RANK), "--max-loras", "2").wait()
+    server.call("/v1/load_lora_adapter", {"lora_name": "lora", "lora_path": make_adapter(path(1), 1)})
+    answers = lambda: [[server.adapted(prompt) for prompt in PROMPTS], server.answers()]
+    first = answers()
+    assert first[0][2] != server.score(PROMPTS[2]), "the adapter changes nothing"
+    server.done("prepare", plan="a", target=path(2), base=path(1))
+    assert answers() == first
+    server.paused("put", "a")
+    patched = answers()
+    assert patched[0] != first[0] and patched[1] != first[1]
+    server.paused("undo", "a")
+    assert answers() == first
+    server.paused("put", "a")
+    server.done("drop", plan="a")
+    assert answers() == patched
+    server.load(path(2))
+    assert answers() == patched
+    server.load(path(1))
+    assert answers() == first
+
+
+@SLOW
+def test_rank_killed():
+    "one of two ranks is killed between two parameters of a put: its mate goes back; the engine, started anew, is loaded whole"
+    folder = families("llama")
+    os.rename(os.path.join(folder, "llama"), os.path.join(folder, "actor"))
+    ranks = (*PLAIN, "--tensor-parallel-size", "2")
+    mount = Mount(f"dir:{folder}")
+    mount.wait_version("actor", 4)
+    path = lambda version: mount.file("actor", version)
+    server, mate = Patched(path(1), *ranks), Engine(path(1), "--patch", "2", api="vllm")
+    server.wait()
+    for name, engine in (("v", server), ("mate", mate)):
+        mount.write(f"engine add {name} vllm {engine.url} update=patch", "actor/ctl")
+    mount.write(1, "actor/version")
+    bits, held = server.digests(), mate.checksum()
+    stopped = unique("stopped")
+    victim, refused = int(server.rpc("probe_stop", rank=1, file=stopped)[1]), []
+    writer = threading.Thread(target=lambda: refused.append(mount.refused(2, "actor/version")))
+    writer.start()
+    wait_for(lambda: os.path.exists(stopped), "the put", 120)
+    os.kill(victim, signal.SIGKILL)
+    writer.join()
+    assert refused, "the switch was made"
+    events = mount.text("actor/events").splitlines()
+    back = [line for line in events if " brought-back " in line and " engine=mate " in line]
+    assert back and " how=undo " in back[-1], events
+    assert mate.serves() == "1" and mate.checksum() == held and not mate.is_paused()
+    assert not mount.engines()["v"].startswith("serving "), mount.engines()
+    server.kill()
+    again = Patched(path(3), *ranks, port=server.port).wait()
+    wait_for(lambda: mount.engines()["v"].startswith("serving 1 "), "the engine anew", 120)
+    assert again.serves() == "1" and again.digests() == bits
+    mount.write(2, "actor/version")
+    loaded = [line for line in mount.text("actor/events").splitlines() if " loaded " in line and " version=2 " in line]
+    assert all(any(f" engine={name} " in line and " how=patch " in f"{line} " for line in loaded[-2:]) for name in ("v", "mate")), loaded
