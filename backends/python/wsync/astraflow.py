@@ -19,13 +19,10 @@ import json
 import logging
 import os
 import pickle
-import secrets
 import shlex
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -35,7 +32,8 @@ from typing import Any, Optional
 
 from .lib import _agents
 from .lib._library import Error, Timeout
-from .publish._held import Source, Tensors
+from .publish import _ranks
+from .publish._held import Source, Tensors, detached
 from .publish._publisher import Publisher
 
 __all__ = ["WeightManager", "notify_services", "notify_version", "ready"]
@@ -79,12 +77,8 @@ class WeightManager:
             self._layout = [(name, p.dtype, tuple(p.shape)) for name, p in named_params]
         self._file = ADAPTER_FILE if lora_config is not None else None
         self._rank = global_rank
-        address, mark = self._address()
-        try:
-            ranks = _all_gather((dp_replicate_rank, _read(mark[0]) == mark[1]))
-        finally:
-            if global_rank == 0:
-                os.unlink(mark[0])
+        address = self._address()
+        ranks = _ranks.all_gather((dp_replicate_rank, _ranks.on_node_of_rank_0()))
         members = [r for r, (replica, _) in enumerate(ranks) if replica == 0]
         self._sharded = lora_config is None and megatron_hf_meta is None and all(here for replica, here in ranks if replica == 0)
         of_one: dict[str, Any] = {"agent": address, "start_agent": False, "new_run": True}
@@ -97,24 +91,18 @@ class WeightManager:
         self._initialized = True
         log.info("rank %d: %s, agent %s", global_rank, "writes its shards" if self._sharded else "all ranks gather, rank 0 writes", address)
 
-    def _address(self) -> tuple[str, tuple[str, str]]:
-        """The agent's address, and a file of rank 0's node with what is in it: the ranks that can read that are on the same node."""
-        told: list[Any] = [None, None, None]
+    def _address(self) -> str:
+        """Of the agent, from rank 0, which starts it."""
+        told: list[Any] = [None, None]
         if self._rank == 0:
             try:
                 told[0] = self._start()
-                fd, path = tempfile.mkstemp(prefix="wsync-rank0-")
-                told[1] = path, secrets.token_hex(16)
-                with open(fd, "w") as f:
-                    f.write(told[1][1])
             except (OSError, ValueError) as e:  # the others wait
-                told[2] = e if isinstance(e, Error) else Error(getattr(e, "errno", None) or errno.EINVAL, str(e))
-        dist = _dist()
-        if dist is not None:
-            dist.broadcast_object_list(told, src=0)
-        if told[2] is not None:
-            raise told[2]
-        return told[0], told[1]
+                told[1] = e if isinstance(e, Error) else Error(getattr(e, "errno", None) or errno.EINVAL, str(e))
+        address, error = _ranks.broadcast(told)
+        if error is not None:
+            raise error
+        return address
 
     def _start(self) -> str:
         given = os.environ.get("WSYNC_AGENT")
@@ -141,7 +129,7 @@ class WeightManager:
             else:
                 self._pub.offload_stream(version, self._layout, whole, self._file)
         else:
-            self._named = {name: _detached(p) for name, p in named_params}  # on all ranks, since iterating may communicate
+            self._named = {name: detached(p) for name, p in named_params}  # on all ranks, since iterating may communicate
             try:
                 if self._pub is not None:
                     self._pub.offload(version)
@@ -201,29 +189,10 @@ class _Adapter(Source):
         return {"adapter_config.json": self._config}
 
 
-def _detached(p: Any) -> Any:
-    return p.detach() if hasattr(p, "detach") else p
-
-
 def _gathered(named_params: Iterable[tuple]) -> Iterator[tuple]:
     for name, p in named_params:
-        tensor = _detached(p)
+        tensor = detached(p)
         yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def _dist() -> Any:
-    """torch.distributed, if it is initialized."""
-    dist = sys.modules.get("torch.distributed")
-    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
-
-
-def _all_gather(mine: Any) -> list[Any]:
-    dist = _dist()
-    if dist is None:
-        return [mine]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    return found
 
 
 def _model() -> str:
@@ -237,14 +206,6 @@ def _folder() -> str:
         folder = f"/tmp/wsync-{os.getuid()}"
     _agents._make_folder(folder)
     return folder
-
-
-def _read(path: str) -> Optional[str]:
-    try:
-        with open(path) as f:
-            return f.read()
-    except OSError:
-        return None
 
 
 def _ask(port: int, route: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from wsync import astraflow
+from wsync.publish import _ranks
 
 dist.init_process_group("gloo")
 RANK, WORLD = dist.get_rank(), dist.get_world_size()
@@ -37,9 +38,9 @@ def port():
 def case(name):
     """fsdp; hsdp: two replicas of shards; apart: rank 1 is on another node, as far as it can tell; adapter: PEFT's tensors, of which other
     ranks than 0 have none at the offload; megatron: a generator that communicates."""
-    read = astraflow._read
+    read = _ranks._read
     if name == "apart" and RANK == 1:
-        astraflow._read = lambda path: None
+        _ranks._read = lambda path: None
     hsdp = name == "hsdp"
     mesh = init_device_mesh("cpu", (2, WORLD // 2) if hsdp else (WORLD,))
     placements = [Replicate(), Shard(0)] if hsdp else [Shard(0)]
@@ -76,7 +77,7 @@ def case(name):
         dist.barrier()
     manager.shutdown()
     dist.barrier()
-    astraflow._read = read
+    _ranks._read = read
 
 
 if __name__ == "__main__":

@@ -204,6 +204,11 @@ class Tensors(Source):
         return held
 
 
+def detached(parameter):
+    """torch's parameter without its graph; anything else as it is."""
+    return parameter.detach() if hasattr(parameter, "detach") else parameter
+
+
 def tensors(given: Mapping | Callable[[], Mapping]) -> Source:
     """Tensors by their names in the file: ``{"model.norm.weight": tensor, ...}``, or a function that returns such a
     mapping, called at each offload (JAX creates new arrays at each step).
