@@ -68,6 +68,7 @@ def test_assertions(loop, api):
     """what is wrong is asserted in the order base_url, checkpoint_path, timeout, and nothing is sent"""
     server = Server()
     for args, kw, says in ((("", ""), {"timeout": 0}, "base_url cannot be empty"), ((server.url, ""), {"timeout": 0}, "checkpoint_path cannot be empty"),
+                           ((None, None), {}, "base_url cannot be empty"), ((server.url, None), {}, "checkpoint_path cannot be empty"),
                            ((server.url, "/w/1"), {"timeout": 0}, "timeout must be > 0, got 0"), ((server.url, "/w/1"), {"timeout": -1.5}, "timeout must be > 0, got -1.5")):
         with pytest.raises(AssertionError) as e:
             run(loop, UPDATE[api], *args, **kw)

@@ -39,7 +39,7 @@ from .publish._publisher import Publisher
 __all__ = ["WeightManager", "notify_services", "notify_version", "ready"]
 
 log = logging.getLogger("wsync.astraflow")
-START_SECONDS, END_SECONDS = 120.0, 10.0
+START_SECONDS, END_SECONDS, RANKS_SECONDS = 120.0, 10.0, 600.0
 ADAPTER_FILE = "adapter_model.safetensors"
 MAX_REPLY_BYTES = 1 << 20
 
@@ -81,7 +81,7 @@ class WeightManager:
         ranks = _ranks.all_gather((dp_replicate_rank, _ranks.on_node_of_rank_0()))
         members = [r for r, (replica, _) in enumerate(ranks) if replica == 0]
         self._sharded = lora_config is None and megatron_hf_meta is None and all(here for replica, here in ranks if replica == 0)
-        of_one: dict[str, Any] = {"agent": address, "start_agent": False, "new_run": True}
+        of_one: dict[str, Any] = {"agent": address, "start_agent": False, "new_run": True, "timeout": RANKS_SECONDS}
         if self._sharded and dp_replicate_rank == 0:
             source: Source = Tensors(lambda: self._named)
             self._pub = Publisher(_model(), source, rank=members.index(global_rank) if len(ranks) > 1 else 0, world_size=len(members), **of_one)
@@ -138,7 +138,7 @@ class WeightManager:
         copied = time.perf_counter()
         if rank != 0:
             return {}
-        self._pub.wait_published(version)  # type: ignore[union-attr]  # rank 0 always has one
+        self._pub.wait_published(version, RANKS_SECONDS)  # type: ignore[union-attr]  # rank 0 always has one
         self._version = version
         done = time.perf_counter()
         times = {"guard": 0.0, "copy": copied - start, "barrier": 0.0, "notify": done - copied, "total": done - start}
@@ -227,6 +227,7 @@ class _Agent:
         self.address = f"unix:{path}"
         self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._process: Optional[subprocess.Popen] = None
+        self._owner = os.getpid()
         try:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -257,6 +258,8 @@ class _Agent:
             time.sleep(_agents.POLL_SECONDS)
 
     def end(self) -> None:
+        if os.getpid() != self._owner:  # a forked child exits
+            return
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
@@ -301,8 +304,9 @@ def _end_all() -> None:
 # --- AstraFlow's services: bodies are pickled dicts, and nothing that is read is ever built or called ---
 
 
-class _Plain(pickle.Unpickler):
-    """Reads dicts, lists, texts, numbers; refuses whatever names a class or a function."""
+class _Plain(pickle._Unpickler):  # type: ignore[name-defined]
+    """Reads dicts, lists, texts, numbers; refuses whatever names a class or a function. The one in Python, since that in C makes its memo as
+    large as a reply says, gigabytes for a few bytes."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only plain values are read")

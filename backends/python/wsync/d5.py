@@ -7,7 +7,7 @@ functions catch, and which brings anyio: what both event loops have in common.""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
@@ -41,13 +41,13 @@ def _fail_after(seconds: float) -> AbstractContextManager[Any]:
     return anyio.fail_after(seconds)
 
 
-async def _post(base_url: str, route: str, checkpoint_path: Path, body: dict[str, Any], timeout: float) -> dict[str, Any]:
+async def _post(base_url: str, route: str, checkpoint_path: Path, timeout: float, body: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
     _require(base_url, "base_url cannot be empty")
     _require(checkpoint_path, "checkpoint_path cannot be empty")
     _require(timeout > 0, f"timeout must be > 0, got {timeout}")
     with _fail_after(timeout):
         async with httpx.AsyncClient(timeout=None) as client:
-            response = await client.post(base_url.rstrip("/") + route, json=body)
+            response = await client.post(base_url.rstrip("/") + route, json=body(os.fspath(checkpoint_path)))
             response.raise_for_status()
             return response.json()
 
@@ -56,7 +56,7 @@ async def update_sglang_weights_from_disk(base_url: str, checkpoint_path: Path, 
     """Has an SGLang server load checkpoint_path (as the server sees it); returns its reply, {"success", "message", ...}.
     Raises AssertionError; httpx.HTTPStatusError if the server refuses or fails, httpx.TransportError if it cannot be reached; and as in
     trio.fail_after if it takes longer than timeout seconds: trio.TooSlowError, or TimeoutError in asyncio."""
-    reply = await _post(base_url, "/update_weights_from_disk", checkpoint_path, {"model_path": os.fspath(checkpoint_path)}, timeout)
+    reply = await _post(base_url, "/update_weights_from_disk", checkpoint_path, timeout, lambda path: {"model_path": path})
     _require("success" in reply, "Response must have 'success' field")
     return reply
 
@@ -64,8 +64,7 @@ async def update_sglang_weights_from_disk(base_url: str, checkpoint_path: Path, 
 async def update_vllm_weights_from_disk(base_url: str, checkpoint_path: Path, *, timeout: float = 300.0) -> dict[str, Any]:
     """The same for a vLLM server with VLLM_SERVER_DEV_MODE=1; returns {"results": [...]}, one a worker. The path is passed in ``kwargs``,
     where vLLM reads it: what is in ``params`` it ignores, loads the checkpoint that it started with, and answers 200."""
-    call = {"method": "reload_weights", "kwargs": {"weights_path": os.fspath(checkpoint_path)}}
-    return await _post(base_url, "/collective_rpc", checkpoint_path, call, timeout)
+    return await _post(base_url, "/collective_rpc", checkpoint_path, timeout, lambda path: {"method": "reload_weights", "kwargs": {"weights_path": path}})
 
 
 class InferenceEngine(Protocol):

@@ -74,13 +74,13 @@ class Sender(WeightTransferSender):
             raise RuntimeError(f"version {self._version} was not loaded: {next(filter(None, said))}")
 
     def _publish(self, chunks: Iterable[Any], weight_metadata: Optional[dict[str, list]]) -> None:
+        self._version += 1  # on all ranks, whatever fails
         if self._sharded is None:
             self._sharded = all(_ranks.all_gather(isinstance(chunks, Chunks) and _ranks.on_node_of_rank_0()))
         if self._pub is None and (self._sharded or _ranks.rank() == 0):
             alone: dict[str, Any] = {} if self._sharded else {"rank": 0, "world_size": 1}
             dtype = chunks.dtype if self._sharded else None  # type: ignore[attr-defined]
             self._pub = Publisher(self._init_info.model, Tensors(lambda: self._named), dtype=dtype, new_run=True, **alone)
-        self._version += 1
         if self._sharded:
             self._named = chunks.shards()  # type: ignore[attr-defined]
             try:
