@@ -532,7 +532,7 @@ typedef struct wsync_engine_result {
 int wsync_update_sglang_weights_from_disk(const char *url, const char *path, const wsync_engine *options);
 int wsync_update_vllm_weights_from_disk(const char *url, const char *path, const wsync_engine *options);
 /* The same for n engines at once, each independent of the others. Fills results[n]. Returns how many failed
- * (wsync_error: the first of them), or -ENOMEM, -EAGAIN: nothing was started. Thread safe. */
+ * (wsync_error: the first of them), or -EINVAL (n is 0), -ENOMEM, -EAGAIN: nothing was started. Thread safe. */
 int wsync_sync_weights_to_engines(const wsync_engine *engines, size_t n, const char *path,
                                   wsync_engine_result *results);
 

@@ -1,10 +1,9 @@
 /* wsync release: a fleet of mounts to a version, in two phases; the agent coordinates them
  * (backends/trainer/agent/fleet/release.h). */
 #include "mount-helpers/cli/agents.h"
-#include "mount-helpers/commands/service_notify.h"
+#include "mount-helpers/commands/release_services.h"
 #include "transports/base/limits.h"
 #include "transports/base/text.h"
-#include "transports/http/url.h"
 #include "transports/protocol/api.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -33,16 +32,15 @@ static const struct cli_option options[] = {
      "then tell AstraFlow's inference service (RaaS) at this address, and wait until its engine has loaded "
      "the "
      "version; may be given several times"},
-    {"astraflow-sender", 0, "HOST:PORT", "where those services reach this agent's --astraflow"},
-    {"astraflow-model-id", 0, "ID", "what those services call the model; default 'default'"},
+    {"astraflow-sender", 0, "[MODEL=]HOST:PORT",
+     "where those services reach this agent's --astraflow; with several models once for each"},
+    {"astraflow-model-id", 0, "[MODEL=]ID",
+     "what those services call the model; default 'default', of several models MODEL"},
     {"quiet", 'q', NULL, "print nothing but errors"},
     {0},
 };
 
-#define AGENT_S       5
-#define RAAS_SECONDS  600
-#define RAAS_MODEL_ID "default"
-#define MAX_RECEIVERS 64
+#define AGENT_S 5
 
 static volatile sig_atomic_t interrupted;
 
@@ -323,73 +321,6 @@ static int take_terms(const struct cli_args *args, json_t *body)
     return CLI_OK;
 }
 
-/* AstraFlow's services, and what they are sent. */
-struct services {
-    const char *urls[MAX_RECEIVERS];
-    size_t n;
-    const char *model;
-    struct raas_news news;
-};
-
-static int take_services(const struct cli_args *args, const json_t *models, struct services *out)
-{
-    struct ws_error err;
-    const char *url;
-    json_t *version;
-    *out = (struct services){.news.sender = cli_get(args, "astraflow-sender"),
-                             .news.model_id = cli_get(args, "astraflow-model-id")};
-    while ((url = cli_nth(args, "astraflow-notify", out->n))) {
-        if (out->n == MAX_RECEIVERS)
-            return cli_usage("--astraflow-notify more than %d times", MAX_RECEIVERS);
-        if (ws_http_check_url("a service", url, &err) < 0)
-            return cli_usage("--astraflow-notify: %s", err.text);
-        out->urls[out->n++] = url;
-    }
-    if (out->n == 0)
-        return CLI_OK;
-    if (!out->news.sender || !strchr(out->news.sender, ':'))
-        return cli_usage("--astraflow-notify needs --astraflow-sender HOST:PORT, where AstraFlow's receivers "
-                         "reach the agent's --astraflow");
-    if (json_object_size(models) != 1)
-        return cli_usage("--astraflow-notify tells of one model; release the others by themselves");
-    if (!out->news.model_id)
-        out->news.model_id = RAAS_MODEL_ID;
-    json_object_foreach((json_t *)(uintptr_t)models, out->model, version)
-    {
-        out->news.version = (uint64_t)json_integer_value(version);
-    }
-    return CLI_OK;
-}
-
-/* Receivers cannot request a version: they pull the newest, and would give it the number that they are
- * sent. */
-static int check_newest(struct ws_source *s, const struct services *to)
-{
-    struct ws_error err;
-    json_t *models;
-    if (ws_source_models(s, to->model, 0, 0, NULL, &models, &err) < 0)
-        return cli_fail("%s", err.text);
-    const json_t *model = json_array_get(json_object_get(models, "models"), 0);
-    uint64_t newest = (uint64_t)json_integer_value(json_object_get(model, "newest"));
-    json_decref(models);
-    if (newest != to->news.version)
-        return cli_fail("AstraFlow's receivers take the newest version, which is %" PRIu64 " and not %" PRIu64
-                        "; nothing was done",
-                        newest, to->news.version);
-    return CLI_OK;
-}
-
-static int tell_services(const struct services *to, uint64_t seconds, double start, bool quiet)
-{
-    double left = seconds ? (double)seconds - (cli_now() - start) : RAAS_SECONDS;
-    size_t n = raas_notify(to->urls, to->n, &to->news, left > 1 ? (unsigned)left : 1, &interrupted);
-    if (n < to->n)
-        return cli_fail("%zu of %zu of AstraFlow's services have loaded it", n, to->n);
-    if (!quiet)
-        printf("loaded by %zu of AstraFlow's services after %s\n", n, cli_time(cli_now() - start));
-    return CLI_OK;
-}
-
 /* A release with a quorum waits for those that are never ready, and the others need time to load after that. */
 static uint64_t time_to_prepare(uint64_t seconds, bool has_quorum)
 {
@@ -409,11 +340,11 @@ static int run(const struct cli_args *args)
     double start = cli_now();
     uint64_t seconds = cli_u64(args, "wait", 0); /* 0: not given */
     bool quiet = cli_has(args, "quiet");
-    struct services services;
+    struct release_services services;
     json_t *reply, *models = json_object(), *body = json_pack("{s:o}", "models", models);
     int rc = take_models(args, models);
     if (rc == CLI_OK)
-        rc = take_services(args, models, &services);
+        rc = release_services_take(args, models, &services);
     if (rc == CLI_OK)
         rc = take_terms(args, body);
     if (rc != CLI_OK) {
@@ -421,7 +352,7 @@ static int run(const struct cli_args *args)
         return rc;
     }
     struct ws_source *s = agents_open(args, time_to_answer(seconds));
-    if (services.n && (rc = check_newest(s, &services)) != CLI_OK) {
+    if (services.n && (rc = release_services_check(s, &services)) != CLI_OK) {
         json_decref(body);
         ws_source_close(s);
         return rc;
@@ -445,7 +376,7 @@ static int run(const struct cli_args *args)
     }
     ws_source_close(s);
     if (rc == CLI_OK && services.n)
-        rc = tell_services(&services, seconds, start, quiet);
+        rc = release_services_tell(&services, seconds, start, quiet, &interrupted);
     json_decref(body); /* the model's name is in it */
     return rc;
 }

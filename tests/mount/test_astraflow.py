@@ -674,13 +674,39 @@ def test_notify():
         assert text in said.stderr, (text, said.stderr)
     assert services[0].heard[1]["model_id"] == "m" and same(services[0].receiver, two)
     for arguments, why in ((("actor", 1, *to), "take the newest version"), (("actor", 2, "--agent", agent.url), "--astraflow-sender"),
-                           (("actor=2", "other=2", *to), "one model"), (("other", 2, *to), "other")):
+                           (("actor=2", "other=2", *to), "of which model?"), (("other", 2, *to), "other")):
         said = wsync("release", *arguments, f"--astraflow-notify={services[0].url}", check=False)
         assert said.returncode and why in said.stderr, said
     assert len(services[0].heard) == 2
     agent.publish("actor", 2**33, one)
     wsync("release", "actor", 2**33, *to, f"--astraflow-notify={services[0].url}")
     assert services[0].heard[2]["version"] == 2**33
+
+
+def test_notify_of_several_models():
+    "release notifies services of several models, each with its sender and its id; one that lacks a sender, or is not the newest, ends it before"
+    ports = free_port(), free_port()
+    agent = Agent("--state", TESTDIR + "/state/", *[f"--astraflow={m}=127.0.0.1:{p}" for m, p in zip(("actor", "critic"), ports)])
+    for model in ("actor", "critic"):
+        agent.publish(model, 3, checkpoint(SMALL))
+    to = ["actor=3", "critic=3", "--agent", agent.url, f"--astraflow-sender=actor=127.0.0.1:{ports[0]}"]
+    services = [Service(Flow(), ok=True, result={"ok": True}), Service(Flow(), ok=True, result={"ok": True})]
+    notify = [f"--astraflow-notify={s.url}" for s in services]
+    for more, why in (([], "--astraflow-sender MODEL=HOST:PORT"), (["--astraflow-sender=other=h:1"], "not released"),
+                      (["--astraflow-sender=critic=h:1", "--astraflow-model-id=m"], "of which model?")):
+        said = wsync("release", *to, *more, *notify, check=False)
+        assert said.returncode == 2 and why in said.stderr, said
+    to.append(f"--astraflow-sender=critic=127.0.0.1:{ports[1]}")
+    said = wsync("release", *to, *notify, "--astraflow-model-id=critic=c0")
+    assert "actor loaded by 2 of" in said.stdout and "critic loaded by 2 of" in said.stdout, said
+    want = [{"model_id": i, "version": 3, "sender_endpoint": f"127.0.0.1:{p}"} for i, p in zip(("actor", "c0"), ports)]
+    assert [s.heard for s in services] == [want, want]
+    agent.publish("critic", 4, checkpoint(SMALL, seed=2))
+    said = wsync("release", *to, *notify, check=False)
+    assert said.returncode == 1 and "which of critic is 4 and not 3; nothing was done" in said.stderr, said
+    services[1].answer = {"status": 500, "ok": False, "error": "full"}
+    said = wsync("release", "actor=3", "critic=4", *to[2:], *notify, check=False)
+    assert said.returncode == 1 and said.stderr.count("1 of 2") == 2 and "critic" in said.stderr, said
 
 
 def test_hostile_pickles():

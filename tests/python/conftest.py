@@ -1,4 +1,4 @@
-# timeout: 480, takes: 50
+# timeout: 480, takes: 75
 """Fixtures of the Python package's tests, which run on its wheel."""
 import pytest
 

@@ -6,6 +6,7 @@ import time
 import pytest
 import world
 import wsync
+from wsync.lib._library import ffi, lib
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_update(folders, api):
 
 
 def test_many_engines(folders):
-    """many engines at once, each with its own result; an empty list; an Engine's repr does not contain its token"""
+    """many engines at once, each with its own result; an Engine's repr does not contain its token"""
     good = [world.Engine(folders[1], api=api) for api in ("sglang", "vllm")]
     engines = [wsync.Engine(e.api, e.url, version=2, token="SECRET") for e in good]
     engines.insert(1, wsync.Engine("sglang", f"http://127.0.0.1:{world.free_port()}", timeout=5))
@@ -61,10 +62,21 @@ def test_many_engines(folders):
     assert [r.ok for r in results] == [True, False, True] and [r.engine for r in results] == engines
     assert results[1].error.errno == errno.EHOSTUNREACH and str(results[1].error) and results[0].pause_seconds > 0
     assert [e.serves() for e in good] == ["2", "2"]
-    assert "SECRET" not in repr(results) and wsync.sync_weights_to_engines([], folders[2]) == []
+    assert "SECRET" not in repr(results)
     results = asyncio.run(wsync.aio.sync_weights_to_engines(engines[:1], folders[1]))
     assert results[0].ok
     assert not wsync.sync_weights_to_engines([wsync.Engine("nonsense", good[0].url)], folders[1])[0].ok
+
+
+def test_no_engine(folders):
+    """Python, C and the command refuse a list without engines"""
+    with pytest.raises(AssertionError, match="Must provide at least one engine"):
+        wsync.sync_weights_to_engines([], folders[1])
+    with pytest.raises(AssertionError, match="Must provide at least one engine"):
+        asyncio.run(wsync.aio.sync_weights_to_engines([], folders[1]))
+    assert lib.wsync_sync_weights_to_engines(ffi.NULL, 0, folders[1].encode(), ffi.NULL) == -errno.EINVAL
+    done = world.wsync("sync", folders[1], check=False)
+    assert done.returncode == 2 and "no engine is named" in done.stderr
 
 
 class Silent:

@@ -360,3 +360,44 @@ def test_jax(agent):
             pub.offload(version)
             for name, want in arrays.items():
                 assert (pub.weights(framework="numpy")[name] == numpy.asarray(want)).all()
+
+
+def test_stream(agent):
+    """tensors that exist one after another: each is copied before the next is made; views and conversions; what is wrong gives the
+    version up, after all of the iterator was taken, and the next one is published"""
+    layout = [("a", "float32", (3, 4)), ("b", "bfloat16", [5]), ("c", "int8", (0, 2)), ("d", "float64", ())]
+    memory = numpy.zeros(64, numpy.float32)
+
+    def each(step, leave_out=None, extra=None):
+        for name, _, shape in layout:
+            if name == leave_out:
+                continue
+            if name == "a":  # transposed, in memory that the next tensor overwrites
+                memory[:12] = numpy.arange(12) + step
+                yield name, memory[:12].reshape(4, 3).T
+            elif name == "b":
+                memory[:10] = numpy.repeat(numpy.arange(5) + step, 2)
+                yield name, memory[:10:2]
+            else:
+                yield name, numpy.full(shape, step, layout[2 if name == "c" else 3][1])
+        if extra is not None:
+            yield extra
+        taken.append(step)
+
+    taken = []
+    with publisher(agent, {}) as pub:
+        for step in (1, 2):
+            pub.offload_stream(step, layout, each(step))
+            got = pub.weights(framework="numpy")
+            assert (got["a"] == (numpy.arange(12) + step).reshape(4, 3).T).all() and (got["b"].astype(int) == numpy.arange(5) + step).all()
+            assert got["c"].shape == (0, 2) and got["d"] == step and got["b"].dtype == ml_dtypes.bfloat16
+        for what, says in (({"leave_out": "b"}, "b"), ({"extra": ("e", memory)}, "not in the layout"), ({"extra": ("d", memory)}, "it has"),
+                           ({"extra": ("d", numpy.zeros(()))}, "d")):
+            with pytest.raises((wsync.Error, ValueError), match=says):
+                pub.offload_stream(3, layout, each(3, **what))
+            assert len(taken) == 3 and taken.pop() == 3
+        with pytest.raises(ValueError, match="twice"):
+            pub.offload_stream(3, layout + layout[:1], each(3))
+        pub.offload_stream(3, layout[::-1], each(3))
+        assert pub.weights(framework="numpy")["d"] == 3
+    assert taken == [1, 2, 3, 3]

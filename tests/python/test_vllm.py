@@ -1,8 +1,11 @@
 """wsync.vllm without vLLM: which versions are loaded, the answers, and failed loads. tests/real tests it on real servers."""
+import importlib
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
@@ -285,8 +288,9 @@ def test_draft_model(begun):
     assert of_target.load(target_path) and of_draft.serving()["path"] == other and draft.loads == [other]
 
 
-def test_draft_session(begun, monkeypatch):
-    """the back end loads the model that vLLM has set for the session, with that model's configuration"""
+@pytest.fixture
+def backend_module(monkeypatch):
+    """The back end's module, beside a stand-in for vLLM's base classes."""
 
     class Engine:
         def __init__(self, config, vllm_config, device, model):
@@ -301,21 +305,51 @@ def test_draft_session(begun, monkeypatch):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, base.__name__, base)
     monkeypatch.delitem(sys.modules, "wsync.vllm._backend", raising=False)
-    from wsync.vllm import _backend
-
+    found = importlib.import_module("wsync.vllm._backend")
     monkeypatch.delitem(sys.modules, "wsync.vllm._backend")
     monkeypatch.setattr(_loader, "Loader", Loader)
+    return found
+
+
+def test_draft_session(begun, backend_module):
+    """the back end loads the model that vLLM has set for the session, with that model's configuration"""
     start, other = world.checkpoint(TENSORS), world.checkpoint({"fc.weight": ("U8", [4])})
     target, draft = Named(), Named()
-    backend = _backend.Backend(None, Config(start), None, target)
+    backend = backend_module.Backend(None, Config(start), None, target)
     assert backend.supports_draft_weight_update
     own = backend._loader
     backend.model, backend.model_config = draft, types.SimpleNamespace(model=other, model_weights="", revision=None, quantization=None)
     assert backend._loader is not own and backend._loader.serving()["path"] == other
-    backend.receive_weights(_backend.UpdateInfo(weights_path=other, strategy="disk"))
+    backend.receive_weights(backend_module.UpdateInfo(weights_path=other, strategy="disk"))
     assert draft.loads == [other] and target.loads == []
     backend.model, backend.model_config = target, None
     assert backend._loader is own
+
+
+def test_fetch_before_the_pause(begun, backend_module, monkeypatch):
+    """fetch_weights, as SkyRL's worker calls it: by path, or by version below sync_dir or the root; nothing is loaded; what is not there is
+    an error on the rank that may raise, and others answer; an update waits as long as it is told"""
+    start, other = world.checkpoint(TENSORS), world.checkpoint(TENSORS, seed=2)
+    model = Named()
+    backend = backend_module.Backend(None, Config(start), None, model)
+    folder, name = os.path.split(other)
+    for kw in ({"uri": other}, {"sync_dir": folder}, {"uri": other, "sync_dir": "/nowhere"}):
+        assert backend.fetch_weights(target_version=name, **kw) == {"status": "ok", "target_version": name}
+    backend._root = folder
+    assert backend.fetch_weights(name)["status"] == "ok" and model.loads == []
+    empty = world.unique("empty")
+    os.makedirs(empty)
+    for kw, says in (({"uri": empty}, "no safetensors files"), ({"uri": "relative"}, "no absolute path"), ({"sync_dir": folder, "uri": None}, "target_version=''")):
+        with pytest.raises(RuntimeError, match=says):
+            backend.fetch_weights(target_version="" if kw.get("sync_dir") else 1, **kw)
+    monkeypatch.setattr(type(backend._loader.ranks), "may_raise", property(lambda _: False))
+    assert backend.fetch_weights(1, uri=empty) == {"status": "error", "target_version": 1}
+    late = world.unique("late")
+    timer = threading.Timer(0.3, shutil.copytree, (other, late))
+    timer.start()
+    backend.receive_weights(backend_module.UpdateInfo(weights_path=late, wait=60, strategy="disk"))
+    timer.join()
+    assert model.loads == [late]
 
 
 def stand_ins(monkeypatch, path):

@@ -23,6 +23,13 @@ def test_fsdp_4():
     compared(4, "fsdp_ranks.py", "hsdp", "tp", "tp_hsdp", "manual")
 
 
+def test_astraflow():
+    "AstraFlow's WeightManager over 2 and 4 ranks: shards, replicas of shards, ranks of another node, an adapter, Megatron's generator"
+    need("torch")
+    Ground().ranks(2, "astraflow_ranks.py", "fsdp", "apart", "adapter", "megatron")
+    Ground().ranks(4, "astraflow_ranks.py", "hsdp")
+
+
 def test_vision():
     "Qwen2.5-VL and Qwen3-VL by FSDP2 over 2 ranks, tied or not, in the names that save_pretrained writes"
     need("torch")

@@ -74,6 +74,9 @@ static void update_of_fleet(void *arg, size_t i)
 int wsync_sync_weights_to_engines(const wsync_engine *engines, size_t n, const char *path,
                                   wsync_engine_result *results)
 {
+    if (!n)
+        return ws_error_set(ws_last_error(), EINVAL,
+                            "syncing weights to engines: none is given; pass at least one");
     struct fleet fleet = {.engines = engines, .path = path, .results = results};
     int failed = 0, rc = ws_http_client_new(&fleet.http, ws_last_error());
     if (rc < 0)

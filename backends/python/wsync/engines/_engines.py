@@ -85,17 +85,24 @@ def update_vllm_weights_from_disk(url: str, path: Path, *, version: Version = No
     _update(lib.wsync_update_vllm_weights_from_disk, path, Engine("vllm", url, version, token, pause_mode, timeout, admin_token, ca_file, cache))
 
 
+def require_engines(engines: list[Any]) -> None:
+    """AssertionError: a list that came out empty would pass for an update of all engines."""
+    if not engines:
+        raise AssertionError("Must provide at least one engine")
+
+
 def sync_weights_to_engines(engines: Iterable[Engine], path: Path) -> list[EngineResult]:
     """The same for many engines in parallel, independently of each other. Returns one result per engine, in their order; an engine's
-    failure raises nothing: check ``ok``. Raises wsync.Error or MemoryError before any engine is contacted."""
+    failure raises nothing: check ``ok``. Before any engine is contacted it raises AssertionError if there is none, wsync.Error or
+    MemoryError."""
     engines = list(engines)
+    require_engines(engines)
     keep = Strings()
     array = ffi.new("wsync_engine[]", len(engines))
     results = ffi.new("wsync_engine_result[]", len(engines))
     for i, engine in enumerate(engines):
         _fill(array[i], keep, engine)
-    if engines:
-        check(lib.wsync_sync_weights_to_engines(array, len(engines), keep(path), results))
+    check(lib.wsync_sync_weights_to_engines(array, len(engines), keep(path), results))
     return [EngineResult(engine, _error(result), result.pause_seconds) for engine, result in zip(engines, results)]
 
 

@@ -204,6 +204,11 @@ class Tensors(Source):
         return held
 
 
+def detached(parameter):
+    """torch's parameter without its graph; anything else as it is."""
+    return parameter.detach() if hasattr(parameter, "detach") else parameter
+
+
 def tensors(given: Mapping | Callable[[], Mapping]) -> Source:
     """Tensors by their names in the file: ``{"model.norm.weight": tensor, ...}``, or a function that returns such a
     mapping, called at each offload (JAX creates new arrays at each step).
@@ -235,6 +240,16 @@ def to_c(meta: Iterable[tuple], addresses: list[int], keep: Strings, names: Mapp
         h.start, h.count, h.layer = start, count, layer
         h.data = ffi.cast("void *", address)
     return held
+
+
+def fill_whole(param, held: Held) -> None:
+    """Points a wsync_param that is all of one tensor to the only one that is held. It is good while the tensor is."""
+    name, dtype, _, _, placements, _, strides, unit, *_ = held.meta[0]
+    if placements:
+        raise NotImplementedError(f"{name} is a part of a tensor; pass the whole one")
+    param.data, param.stream = ffi.cast("void *", held.addresses[0]), ffi.cast("void *", (held.all_streams() or [0])[0])
+    param.converts, param.data_dtype = 1, _dtypes.number(dtype, name)
+    param.piece.strides, param.piece.strided = _elements(name, dtype, strides) if unit else tuple(strides), 1
 
 
 def _elements(name: str, dtype, strides: tuple) -> tuple:

@@ -12,12 +12,13 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 
 from ..lib import _agents, _dtypes
 from ..lib._folder import VersionFiles
 from ..lib._library import Error, Strings, check, ffi, lib, text
 from ..read._weights import Weights
-from ._held import Source, Tensors, to_c
+from ._held import Held, Source, Tensors, fill_whole, to_c
 
 log = logging.getLogger("wsync")
 SLICE_SECONDS = 0.3  # waits are split, since Python handles signals only between calls
@@ -243,6 +244,49 @@ class Publisher:
         self._version = version
         self._log_warnings()
 
+    @_exclusive
+    def offload_stream(self, version: int, layout: Iterable[tuple], tensors: Iterable[tuple], file: str | None = None) -> None:
+        """The same for whole tensors that exist one after another, as a framework's gather makes them: each is copied before the next one is
+        taken. layout: (name, dtype, shape) of each, in the file's order; tensors: (name, tensor) of each, once; file: the name of the one
+        file. A rank that others wait for in the iterator's collective calls takes all of it, also after an error."""
+        version, layout = self._version_number(version), [(name, dtype, tuple(shape)) for name, dtype, shape in layout]
+        keep = Strings()
+        params = {name: _whole(keep, name, dtype, shape, file) for name, dtype, shape in layout}
+        rest = iter(tensors)
+        try:
+            if len(params) != len(layout):
+                raise ValueError(f"{self._label}: a name is in the layout twice")
+            if self._meta != (layout, file):
+                self._meta = self._extraction = None
+                array = keep.array("wsync_param[]", [p[0] for p in params.values()])
+                self._check(lib.wsync_register(self._pub, array, len(params)))
+                self._meta = layout, file
+            self._check(lib.wsync_begin(self._pub, version))
+            try:
+                for name, tensor in rest:
+                    self._put(params, name, tensor)
+                self._check(lib.wsync_commit(self._pub))
+            except BaseException:
+                lib.wsync_abandon(self._pub)
+                raise
+        except Exception:
+            self._meta = None  # the agent may be another one
+            for _ in rest:
+                pass
+            raise
+        self._version = version
+        self._log_warnings()
+
+    def _put(self, params: dict, name: str, tensor) -> None:
+        held = Held()
+        held.add(name, tensor)
+        param = params.get(name)
+        shape = tuple(held.meta[0][2]) if held.meta else None
+        if param is None or shape != tuple(param.shape[0 : param.n_dims]):
+            raise ValueError(f"{self._label}: {name} {shape} is not in the layout that was given" + (f": it has {list(param.shape[0:param.n_dims])}" if param else ""))
+        fill_whole(param, held)
+        self._check(lib.wsync_put(self._pub, param))
+
     def _held(self):
         """Describes this step's tensors and passes their addresses to the extraction. Keep the result until they are copied."""
         held = self._source.held()
@@ -412,6 +456,14 @@ class Publisher:
 
 def _ms(seconds: float | None) -> int:
     return -1 if seconds is None else max(0, min(int(seconds * 1000), 2**31 - 1))
+
+
+def _whole(keep: Strings, name: str, dtype, shape: tuple, file: str | None):
+    """A wsync_param that is all of one tensor."""
+    param = ffi.new("wsync_param *")
+    param.name, param.dtype, param.n_dims, param.shape, param.file = keep(name), _dtypes.number(dtype, name), len(shape), shape, keep(file)
+    param.piece.kind, param.piece.size = lib.WSYNC_BOX, shape
+    return param
 
 
 def _folder_of(hf_config):

@@ -14,7 +14,7 @@ from ..read._strategy import parse
 from ._broadcast import ReceivedVersion, join
 from ._cpu_reload import mend_reloads
 from ._loader import Draft, Loader, Refused, get_loader
-from ._path import version_path
+from ._path import appears, fetch, version_path
 
 BROADCAST = "broadcast"
 
@@ -43,7 +43,8 @@ class UpdateInfo(WeightTransferUpdateInfo):
     force_layout: allows names, shapes and dtypes that differ from what is served. weights_path: the same as path, the name that
     vLLM's reload_weights uses. strategy: "auto", "cuda_ipc", "disk", "cuda_ipc,disk", as for wsync_load; or "broadcast": the tensors
     described by names, dtype_names and shapes are received over the group in this order, in buckets if that is given (see
-    ReceivedVersion); path, if given, is where the version's files are, and version its name."""
+    ReceivedVersion); path, if given, is where the version's files are, and version its name. wait: seconds that the version may take to
+    appear on the mount."""
 
     path: Optional[str] = None
     target_version: Union[int, str, None] = None
@@ -55,6 +56,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     shapes: Optional[list[list[int]]] = None
     version: Optional[str] = None
     buckets: Optional[list[int]] = None
+    wait: float = 0.0
 
 
 class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -124,8 +126,23 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
         if update_info.strategy == BROADCAST:
             self._receive(update_info)
             return
-        self._loader.load(version_path(self._root, update_info.path or update_info.weights_path, update_info.target_version), update_info.force_layout,
-                          update_info.strategy)
+        path = version_path(self._root, update_info.path or update_info.weights_path, update_info.target_version)
+        appears(path, update_info.wait)
+        self._loader.load(path, update_info.force_layout, update_info.strategy)
+
+    def fetch_weights(self, target_version: Union[int, str], sync_dir: Optional[str] = None, uri: Optional[str] = None) -> dict[str, Any]:
+        """SkyRL calls it before it pauses the engine: waits until the mount has all of the version. uri: its path; without it, it is a folder
+        in sync_dir, else in root."""
+        path, error = uri or "", None
+        try:
+            path = version_path(sync_dir or self._root, uri, None if uri else target_version)
+            fetch(path)
+        except (OSError, ValueError) as e:
+            error = f"the version {path or target_version} cannot be fetched: {e}"
+        error = self._loader.ranks.agree(error)
+        if error is not None and self._loader.ranks.may_raise:
+            raise RuntimeError(error)
+        return {"status": "ok" if error is None else "error", "target_version": target_version}
 
     def _receive(self, i: UpdateInfo) -> None:
         try:
