@@ -1,51 +1,13 @@
 #include "transports/patch/patch.h"
 #include "transports/base/cpu_features.h"
-#include "transports/base/vector.h"
-#include "transports/base/workers.h"
-#include "transports/patch/values.h"
+#include "transports/patch/patch_state.h"
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define MAX_THREADS 8
-#define RUN         (64UL << 10) /* places that a worker does at a time */
-
-struct region {
-    char *tensor;
-    size_t destination;
-    uint64_t to, from;
-    unsigned n_dims;
-    uint64_t shape[WS_MAX_DIMS];
-    int64_t to_strides[WS_MAX_DIMS], from_strides[WS_MAX_DIMS];
-    /* of prepare */
-    struct ws_slice slice;
-    const struct ws_tensor_changes *changes;
-};
-WS_VECTOR(regions, struct region);
-
-struct destination {
-    unsigned char *memory; /* NULL: elsewhere */
-    uint64_t elements;
-    /* of prepare */
-    struct ws_patch_values values;
-    uint64_t *listed; /* its places as u64, for who asks; NULL: not yet */
-};
-WS_VECTOR(destinations, struct destination);
-
-struct ws_patch {
-    struct regions regions;
-    struct destinations destinations;
-    size_t *by_memory; /* destinations with memory, by address */
-    size_t n_by_memory, room_by_memory;
-    bool is_prepared;
-    size_t *by_destination, *first; /* numbers of regions, and where those of a destination begin */
-    uint64_t *runs;                 /* runs of the destinations before each, and of all */
-    struct ws_workers *workers;
-    unsigned threads;
-};
 
 struct ws_patch *ws_patch_new(void)
 {
@@ -75,8 +37,8 @@ void ws_patch_free(struct ws_patch *p)
     ws_workers_free(p->workers);
     for (size_t i = 0; i < p->regions.len; i++)
         free(p->regions.ptr[i].tensor);
-    regions_reset(&p->regions);
-    destinations_reset(&p->destinations);
+    ws_patch_ranges_reset(&p->regions);
+    ws_patch_destinations_reset(&p->destinations);
     free(p->by_memory);
     free(p);
 }
@@ -107,13 +69,13 @@ static size_t place_of(const struct ws_patch *p, const unsigned char *memory)
     return low;
 }
 
-static const unsigned char *end_of(const struct destination *d)
+static const unsigned char *end_of(const struct ws_patch_destination *d)
 {
     return d->memory + d->elements * d->values.element_bytes;
 }
 
-static int new_destination(struct ws_patch *p, const struct destination *d, size_t place, size_t *out,
-                           struct ws_error *err)
+static int new_destination(struct ws_patch *p, const struct ws_patch_destination *d, size_t place,
+                           size_t *out, struct ws_error *err)
 {
     if (p->n_by_memory == p->room_by_memory) {
         const size_t room = p->room_by_memory ? 2 * p->room_by_memory : 64;
@@ -123,7 +85,7 @@ static int new_destination(struct ws_patch *p, const struct destination *d, size
         p->by_memory = grown;
         p->room_by_memory = room;
     }
-    if (destinations_append(&p->destinations, *d) < 0)
+    if (ws_patch_destinations_append(&p->destinations, *d) < 0)
         return ws_error_set(err, ENOMEM, "no memory for a region");
     *out = p->destinations.len - 1;
     if (!d->memory)
@@ -137,10 +99,10 @@ static int new_destination(struct ws_patch *p, const struct destination *d, size
 static int find_destination(struct ws_patch *p, const struct ws_patch_region *r, size_t *out,
                             struct ws_error *err)
 {
-    const struct destination d = {
+    const struct ws_patch_destination d = {
         .memory = r->memory, .elements = r->memory_elements, .values = {.element_bytes = r->element_bytes}};
     const size_t place = place_of(p, r->memory);
-    const struct destination *list = p->destinations.ptr;
+    const struct ws_patch_destination *list = p->destinations.ptr;
     const size_t *at = p->by_memory;
     if (!d.memory)
         return new_destination(p, &d, 0, out, err);
@@ -160,7 +122,7 @@ static int find_destination(struct ws_patch *p, const struct ws_patch_region *r,
 
 int ws_patch_add(struct ws_patch *p, const struct ws_patch_region *r, struct ws_error *err)
 {
-    struct region g = {.to = r->to, .from = r->from, .n_dims = r->n_dims};
+    struct ws_patch_range g = {.to = r->to, .from = r->from, .n_dims = r->n_dims};
     uint64_t bytes;
     if (!r->tensor)
         return ws_error_set(err, EINVAL, "a region without a tensor");
@@ -182,197 +144,19 @@ int ws_patch_add(struct ws_patch *p, const struct ws_patch_region *r, struct ws_
     if (!(g.tensor = strdup(r->tensor)))
         return ws_error_set(err, ENOMEM, "no memory for a region");
     int rc = find_destination(p, r, &g.destination, err);
-    if (rc == 0 && regions_append(&p->regions, g) < 0)
+    if (rc == 0 && ws_patch_ranges_append(&p->regions, g) < 0)
         rc = ws_error_set(err, ENOMEM, "no memory for a region");
     if (rc < 0)
         free(g.tensor);
     return rc;
 }
 
-/* --- translation --- */
-
-/* A change of a region's tensor, by its place in memory. */
-struct entry {
-    uint64_t to, change; /* the number of the change in its tensor's list */
-    uint32_t region;     /* among those of the destination */
-};
-WS_VECTOR(entries, struct entry);
-
-struct preparing {
-    struct ws_patch *p;
-    const struct ws_changes *changes;
-    pthread_mutex_t lock;
-    _Atomic(int) rc;
-    struct ws_error err; /* guarded by lock */
-};
-
-static void fail(struct preparing *g, int rc, const struct ws_error *why)
-{
-    int none = 0;
-    pthread_mutex_lock(&g->lock);
-    if (atomic_compare_exchange_strong(&g->rc, &none, rc))
-        g->err = *why;
-    pthread_mutex_unlock(&g->lock);
-}
-
-/* The first change at or after an element. */
-static uint64_t change_at(const struct ws_tensor_changes *t, uint64_t element)
-{
-    uint64_t low = 0, high = t->n;
-    while (low < high) {
-        const uint64_t mid = low + (high - low) / 2;
-        if (ws_tensor_changes_index(t, mid) < element)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
-}
-
-static int translate(struct region *r, uint32_t number, struct entries *out, bool *is_sorted)
-{
-    const struct ws_slice *s = &r->slice;
-    const struct ws_tensor_changes *t = r->changes;
-    if (s->count == 0)
-        return 0;
-    const uint64_t end = s->from.high == UINT64_MAX ? t->n : change_at(t, s->from.high + 1);
-    const bool is_run = s->n_dims == 0 || (s->n_dims == 1 && s->to.stride[0] == 1 && s->from.stride[0] == 1 &&
-                                           s->to.down[0] == s->from.down[0]);
-    for (uint64_t i = change_at(t, s->from.low); i < end; i++) {
-        const uint64_t from = ws_tensor_changes_index(t, i);
-        struct entry e = {.change = i, .region = number, .to = s->to.low + (from - s->from.low)};
-        if (!is_run && !ws_slice_to(s, from, &e.to))
-            continue;
-        *is_sorted = *is_sorted && (out->len == 0 || out->ptr[out->len - 1].to < e.to);
-        if (entries_append(out, e) < 0)
-            return -ENOMEM;
-    }
-    return 0;
-}
-
-static int by_place(const void *a, const void *b)
-{
-    const struct entry *x = a, *y = b;
-    if (x->to != y->to)
-        return x->to < y->to ? -1 : 1;
-    return x->region < y->region ? -1 : x->region > y->region;
-}
-
-static const struct region *region_of(const struct ws_patch *p, size_t destination, uint32_t number)
-{
-    return &p->regions.ptr[p->by_destination[p->first[destination] + number]];
-}
-
-static bool says_the_same(const struct region *a, uint64_t i, const struct region *b, uint64_t k)
-{
-    const unsigned w = a->changes->element_bytes;
-    return memcmp(a->changes->before + i * w, b->changes->before + k * w, w) == 0 &&
-           memcmp(a->changes->after + i * w, b->changes->after + k * w, w) == 0;
-}
-
-static int conflict(const struct region *a, const struct region *b, uint64_t to, struct ws_error *err)
-{
-    return ws_error_set(err, EEXIST,
-                        "%s and %s lie in one memory, and have different values for its element %" PRIu64
-                        ": which of them counts is not known",
-                        a->tensor, b->tensor, to);
-}
-
-/* Do regions of this destination reach into each other's bounds? */
-static bool may_overlap(const struct ws_patch *p, size_t destination, size_t n)
-{
-    for (size_t i = 0; i + 1 < n; i++) {
-        const struct ws_slice *a = &region_of(p, destination, (uint32_t)i)->slice;
-        for (size_t k = i + 1; k < n; k++) {
-            const struct ws_slice *b = &region_of(p, destination, (uint32_t)k)->slice;
-            if (a->count && b->count && a->to.low <= b->to.high && b->to.low <= a->to.high)
-                return true;
-        }
-    }
-    return false;
-}
-
-/* Entries i to end have one place. Each region that has the place has to be among them. */
-static int check_place(const struct ws_patch *p, size_t d, size_t n_regions, const struct entries *list,
-                       size_t i, size_t end, struct ws_error *err)
-{
-    const struct entry *first = &list->ptr[i];
-    const struct region *a = region_of(p, d, first->region);
-    for (uint32_t k = 0; k < n_regions; k++) {
-        const struct region *b = region_of(p, d, k);
-        uint64_t from;
-        size_t at = i;
-        while (at < end && list->ptr[at].region != k)
-            at++;
-        if (at < end ? !says_the_same(a, first->change, b, list->ptr[at].change)
-                     : ws_slice_from(&b->slice, first->to, &from))
-            return conflict(a, b, first->to, err);
-    }
-    return 0;
-}
-
-/* One entry a place is left. */
-static int join_places(const struct ws_patch *p, size_t d, size_t n_regions, struct entries *list,
-                       struct ws_error *err)
-{
-    size_t out = 0;
-    int rc = 0;
-    if (n_regions < 2 || !may_overlap(p, d, n_regions))
-        return 0;
-    for (size_t i = 0, end; rc == 0 && i < list->len; i = end) {
-        for (end = i + 1; end < list->len && list->ptr[end].to == list->ptr[i].to;)
-            end++;
-        rc = check_place(p, d, n_regions, list, i, end, err);
-        list->ptr[out++] = list->ptr[i];
-    }
-    list->len = out;
-    return rc;
-}
-
-static int store(struct ws_patch *p, size_t d, const struct entries *list)
-{
-    struct destination *to = &p->destinations.ptr[d];
-    int rc = ws_patch_values_room(&to->values, list->len, to->elements);
-    for (size_t i = 0; rc == 0 && i < list->len; i++) {
-        const struct entry *e = &list->ptr[i];
-        const struct ws_tensor_changes *t = region_of(p, d, e->region)->changes;
-        ws_patch_values_set(&to->values, i, e->to, t->before + e->change * t->element_bytes,
-                            t->after + e->change * t->element_bytes);
-    }
-    return rc;
-}
-
-static void do_destination(void *arg, size_t d)
-{
-    struct preparing *g = arg;
-    struct ws_patch *p = g->p;
-    const size_t n = p->first[d + 1] - p->first[d];
-    struct entries list = {0};
-    struct ws_error why;
-    bool is_sorted = true;
-    int rc = 0;
-    if (atomic_load(&g->rc))
-        return;
-    for (size_t i = 0; rc == 0 && i < n; i++)
-        rc = translate(&p->regions.ptr[p->by_destination[p->first[d] + i]], (uint32_t)i, &list, &is_sorted);
-    if (rc == 0 && !is_sorted)
-        qsort(list.ptr, list.len, sizeof(*list.ptr), by_place);
-    if (rc == 0)
-        rc = join_places(p, d, n, &list, &why);
-    if (rc == 0)
-        rc = store(p, d, &list);
-    if (rc == -ENOMEM)
-        rc = ws_error_set(&why, ENOMEM, "no memory for a plan of %zu changes", list.len);
-    entries_reset(&list);
-    if (rc < 0)
-        fail(g, rc, &why);
-}
-
 /* --- prepare --- */
 
-static int resolve(struct ws_patch *p, struct region *r, const struct ws_changes *c, struct ws_error *err)
+static int resolve(struct ws_patch *p, struct ws_patch_range *r, const struct ws_changes *c,
+                   struct ws_error *err)
 {
-    const struct destination *d = &p->destinations.ptr[r->destination];
+    const struct ws_patch_destination *d = &p->destinations.ptr[r->destination];
     r->changes = ws_changes_find(c, r->tensor);
     if (!r->changes)
         return ws_error_set(err, ENOENT, "the version has no tensor %s", r->tensor);
@@ -417,21 +201,14 @@ static int start_workers(struct ws_patch *p, unsigned threads, struct ws_error *
 
 int ws_patch_prepare(struct ws_patch *p, const struct ws_changes *c, unsigned threads, struct ws_error *err)
 {
-    struct preparing g = {.p = p, .changes = c};
     forget(p);
     int rc = start_workers(p, threads, err);
     for (size_t i = 0; rc == 0 && i < p->regions.len; i++)
         rc = resolve(p, &p->regions.ptr[i], c, err);
     if (rc == 0)
         rc = group(p, err);
-    if (rc == 0) {
-        pthread_mutex_init(&g.lock, NULL);
-        ws_workers_run(p->workers, do_destination, &g, p->destinations.len);
-        rc = atomic_load(&g.rc);
-        if (rc < 0 && err)
-            *err = g.err;
-        pthread_mutex_destroy(&g.lock);
-    }
+    if (rc == 0)
+        rc = ws_patch_translate(p, err);
     if (rc < 0) {
         forget(p);
         return rc;
@@ -440,7 +217,8 @@ int ws_patch_prepare(struct ws_patch *p, const struct ws_changes *c, unsigned th
     for (size_t d = 0; d < p->destinations.len; d++)
         p->runs[d + 1] =
             p->runs[d] +
-            (p->destinations.ptr[d].memory ? p->destinations.ptr[d].values.n + RUN - 1 : 0) / RUN;
+            (p->destinations.ptr[d].memory ? p->destinations.ptr[d].values.n + WS_PATCH_RUN - 1 : 0) /
+                WS_PATCH_RUN;
     p->is_prepared = true;
     return 0;
 }
@@ -450,7 +228,7 @@ uint64_t ws_patch_count(const struct ws_patch *p, uint64_t *bytes)
     uint64_t n = 0;
     *bytes = 0;
     for (size_t i = 0; i < p->destinations.len; i++) {
-        const struct destination *d = &p->destinations.ptr[i];
+        const struct ws_patch_destination *d = &p->destinations.ptr[i];
         n += d->values.n;
         *bytes += ws_patch_values_bytes(&d->values) + (d->listed ? d->values.n * sizeof(uint64_t) : 0);
     }
@@ -460,7 +238,8 @@ uint64_t ws_patch_count(const struct ws_patch *p, uint64_t *bytes)
 int ws_patch_list(struct ws_patch *p, size_t i, const uint64_t **indexes, const void **before,
                   const void **after, uint64_t *n)
 {
-    struct destination *d = i < p->destinations.len && p->is_prepared ? &p->destinations.ptr[i] : NULL;
+    struct ws_patch_destination *d =
+        i < p->destinations.len && p->is_prepared ? &p->destinations.ptr[i] : NULL;
     if (!d)
         return -ERANGE;
     if (!d->listed && !d->values.is_wide) {
@@ -475,110 +254,4 @@ int ws_patch_list(struct ws_patch *p, size_t i, const uint64_t **indexes, const 
     *after = d->values.after;
     *n = d->values.n;
     return 0;
-}
-
-/* --- check, put, undo --- */
-
-struct pass {
-    struct ws_patch *p;
-    bool is_undo;
-    atomic_bool differs;
-    pthread_mutex_t lock;
-    size_t destination; /* guarded by lock: of the first that differs */
-    uint64_t i;
-};
-
-/* The destination of a run, and its places. */
-static size_t find_run(const struct ws_patch *p, size_t run, uint64_t *from, uint64_t *to)
-{
-    size_t low = 0, high = p->destinations.len;
-    while (high - low > 1) {
-        const size_t mid = low + (high - low) / 2;
-        if (p->runs[mid] <= run)
-            low = mid;
-        else
-            high = mid;
-    }
-    const uint64_t n = p->destinations.ptr[low].values.n;
-    *from = (run - p->runs[low]) * RUN;
-    *to = n - *from < RUN ? n : *from + RUN;
-    return low;
-}
-
-static void write_run(void *arg, size_t run)
-{
-    const struct pass *k = arg;
-    uint64_t from, to;
-    const struct destination *d = &k->p->destinations.ptr[find_run(k->p, run, &from, &to)];
-    ws_patch_values_write(&d->values, d->memory, k->is_undo, from, to);
-}
-
-static void check_run(void *arg, size_t run)
-{
-    struct pass *k = arg;
-    uint64_t from, to;
-    const size_t number = find_run(k->p, run, &from, &to);
-    const struct destination *d = &k->p->destinations.ptr[number];
-    if (atomic_load(&k->differs))
-        return;
-    const uint64_t at = ws_patch_values_compare(&d->values, d->memory, from, to);
-    if (at == to)
-        return;
-    pthread_mutex_lock(&k->lock);
-    if (!atomic_load(&k->differs)) {
-        k->destination = number;
-        k->i = at;
-    }
-    atomic_store(&k->differs, true);
-    pthread_mutex_unlock(&k->lock);
-}
-
-static uint64_t number_at(const unsigned char *p, unsigned width)
-{
-    uint64_t v = 0;
-    memcpy(&v, p, width);
-    return v;
-}
-
-static int describe(const struct pass *k, struct ws_error *err)
-{
-    const struct ws_patch *p = k->p;
-    const struct destination *d = &p->destinations.ptr[k->destination];
-    const uint64_t place = ws_patch_values_place(&d->values, k->i);
-    const unsigned w = d->values.element_bytes;
-    const size_t n = p->first[k->destination + 1] - p->first[k->destination];
-    uint64_t from = 0;
-    const struct region *r = NULL;
-    for (size_t i = 0; i < n && !(r && ws_slice_from(&r->slice, place, &from)); i++)
-        r = region_of(p, k->destination, (uint32_t)i);
-    return ws_error_set(
-        err, ESTALE,
-        "element %" PRIu64 " of %s is 0x%0*" PRIx64 " in memory, and 0x%0*" PRIx64
-        " in the base: something else has written there. Nothing was written; load the version whole",
-        from, r ? r->tensor : "?", (int)(2 * w), number_at(d->memory + place * w, w), (int)(2 * w),
-        number_at(d->values.before + k->i * w, w));
-}
-
-int ws_patch_check(struct ws_patch *p, struct ws_error *err)
-{
-    struct pass k = {.p = p};
-    assert(p->is_prepared);
-    pthread_mutex_init(&k.lock, NULL);
-    ws_workers_run(p->workers, check_run, &k, p->runs[p->destinations.len]);
-    pthread_mutex_destroy(&k.lock);
-    return atomic_load(&k.differs) ? describe(&k, err) : 0;
-}
-
-void ws_patch_put(struct ws_patch *p)
-{
-    struct pass k = {.p = p};
-    assert(p->is_prepared);
-    ws_workers_run(p->workers, write_run, &k, p->runs[p->destinations.len]);
-}
-
-void ws_patch_undo(struct ws_patch *p)
-{
-    struct pass k = {.p = p, .is_undo = true};
-    assert(p->is_prepared);
-    ws_workers_run(p->workers, write_run, &k, p->runs[p->destinations.len]);
 }
