@@ -62,9 +62,9 @@ def w():
 
 
 def test_update(w):
-    "start, update, finish: versions by number and by path, a fresh server's answers bit for bit, no file stays mapped"
+    "start, update, finish: versions by number and by path, also with the lineage in it, a fresh server's answers bit for bit, no file stays mapped"
     for info, version in (({"target_version": 2}, 2), ({"path": w.path(1)}, 1), ({"path": w.folder(2)}, 2), ({"target_version": "1"}, 1),
-                          ({"weights_path": w.path(2)}, 2)):
+                          ({"weights_path": f"{w.path(2)}@{w.manifest(2)['run']}", "wait": 60}, 2)):
         w.server.update(info)
         w.check(version)
         if "target_version" in info:
