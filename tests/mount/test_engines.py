@@ -698,6 +698,29 @@ def test_vllm_sleeps_on_purpose():
     assert mount.engines()["e"].startswith("serving 1 ") and engine.generate() and not engine.is_paused()
 
 
+def test_vllm_asleep_goes_back():
+    "a vLLM that sleeps without its weights and whose switch fails after the load loads the version before whole"
+    _, mount, folders = world()
+    engine, refuses = Engine(folders[1], api="vllm"), Engine(folders[1], "--refuse", "2")
+    add(mount, "e", engine)
+    add(mount, "r", refuses)
+    mount.write("1", "actor/version")
+    one = engine.checksum()
+    engine.ask("/sleep?level=2", {})
+    assert engine.checksum() != one
+    assert mount.refused("2", "actor/version") == "EREMOTEIO"
+    assert engine.checksum() == one and engine.serves() == "1" and engine.generate() and not engine.is_paused()
+    assert mount.engines()["e"].startswith("serving 1 ")
+    engine.ask("/sleep?level=2", {})
+    engine.ask("/wake_up?tags=weights", {})  # undefined, and awake
+    assert mount.refused("2", "actor/version") == "EREMOTEIO"
+    assert engine.checksum() == one and engine.serves() == "1" and engine.generate()
+    engine.ask("/sleep?level=2", {})
+    mount.write("engine remove r", "actor/ctl")
+    mount.write("2", "actor/version")
+    assert engine.checksum() == sums_of(folders, "vllm")[2] and engine.generate()
+
+
 def test_old_answer():
     "an answer that an engine gave before a switch does not count after it"
     _, mount, folders = world()
