@@ -73,8 +73,8 @@ static json_t *check_adapter(struct ws_control *c, const struct ws_controller *o
     const bool gone = ws_condition_is_broken(&e->condition);
     pthread_mutex_unlock(&c->lock);
     const char *why = !listed        ? err.text
-                      : now.paused   ? "it is paused"
                       : now.sleeping ? "it sleeps"
+                      : now.paused   ? "it is paused"
                       : gone         ? "it has no good weights"
                       : !name[0]     ? "no version is current"
                       : !ws_adapter_is_listed(c, of, e, listed, name, id)
@@ -111,8 +111,8 @@ static json_t *check_engine(struct ws_control *c, struct ws_engine *e, const str
     pthread_mutex_unlock(&c->lock);
     uint64_t behind = aim->lineage[0] ? versions_behind(now.version, aim) : UINT64_MAX;
     const char *why = rc < 0                                              ? err.text
-                      : now.paused                                        ? "it is paused"
                       : now.sleeping                                      ? "it sleeps"
+                      : now.paused                                        ? "it is paused"
                       : gone                                              ? "it has no good weights"
                       : !now.reports_paused && state != WS_ENGINE_SERVING ? ws_engine_state_name(state)
                       : !aim->lineage[0]                                  ? "no version is current"

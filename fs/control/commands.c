@@ -317,7 +317,7 @@ static int run_engine_remove(struct ws_command_request *rq, struct ws_error *err
 static int run_engine_sync(struct ws_command_request *rq, struct ws_error *err)
 {
     return ws_switch_catch_up(rq->control, rq->controller, rq->model,
-                              (const char *const[]){rq->command.args[0]}, 1, NULL, err);
+                              (const char *const[]){rq->command.args[0]}, 1, true, NULL, err);
 }
 
 const struct ws_command_action ws_command_actions[WS_VERB_COUNT] = {

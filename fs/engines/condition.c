@@ -51,6 +51,11 @@ bool ws_condition_lacks_path(const struct ws_condition *c)
     return c->reports.version && !c->reports.path && !c->path[0];
 }
 
+bool ws_condition_is_asleep(const struct ws_condition *c)
+{
+    return c->sleeping && !c->abandoned && !c->unanswered && !ws_condition_is_broken(c);
+}
+
 bool ws_condition_names_another(const struct ws_condition *c, const struct ws_engine_serving *now)
 {
     return c->reports.version && strcmp(now->version, c->version) != 0;
@@ -94,6 +99,14 @@ bool ws_condition_may_run_on(const struct ws_condition *c)
 
 /* --- without a switch --- */
 
+static void see_sleep(struct ws_condition *c, const struct ws_engine_serving *now)
+{
+    if (now->sleep_unknown)
+        return;
+    c->sleeping = now->sleeping;
+    c->sleep_known = true;
+}
+
 void ws_condition_init(struct ws_condition *c, struct ws_condition_reports reports)
 {
     memset(c, 0, sizeof(*c));
@@ -129,6 +142,7 @@ bool ws_condition_answered(struct ws_condition *c, const struct ws_engine_servin
     *restarted = false;
     if (c->in_switch)
         return false;
+    see_sleep(c, now);
     const bool tells = c->reports.version;
     const bool same = current && (!tells || strcmp(now->version, current) == 0);
     const bool paused = now->paused || ((c->abandoned || c->unanswered) && !now->reports_paused);
@@ -151,7 +165,9 @@ bool ws_condition_answered(struct ws_condition *c, const struct ws_engine_servin
     else if (c->state == WS_ENGINE_SERVING || c->state == WS_ENGINE_UNKNOWN || c->state == WS_ENGINE_BROKEN ||
              (c->state == WS_ENGINE_PAUSED && now->reports_paused && !paused))
         c->state = current ? WS_ENGINE_STALE : paused ? WS_ENGINE_PAUSED : WS_ENGINE_SERVING;
-    KEEP(c->error, c->reason);
+    KEEP(c->error, ws_condition_is_asleep(c)
+                       ? "it sleeps: whoever put it to sleep wakes it, or the next switch"
+                       : c->reason);
     return true;
 }
 
@@ -201,10 +217,7 @@ bool ws_condition_begin(struct ws_condition *c)
 void ws_condition_queried(struct ws_condition *c, const struct ws_engine_serving *now)
 {
     assert(c->in_switch && !ws_condition_has_changed(c));
-    if (!now->sleep_unknown) {
-        c->sleeping = now->sleeping;
-        c->sleep_known = true;
-    }
+    see_sleep(c, now);
     c->said_to_run = now->reports_paused && !now->paused;
     c->was_running = !c->abandoned && (c->unanswered || (!now->paused && ws_condition_answers(c)));
     if (c->weights == WS_WEIGHTS_LOST && now->paused && c->back_path[0])

@@ -120,6 +120,9 @@ bool ws_condition_answers(const struct ws_condition *c);
 bool ws_condition_is_behind(const struct ws_condition *c);
 /* Is it open where its weights are from, as after a load that failed, though a probe may tell? */
 bool ws_condition_lacks_path(const struct ws_condition *c);
+/* Did another program, as the framework that trains on its GPU, put it to sleep? No switch has left it so, and only a
+ * command wakes it. */
+bool ws_condition_is_asleep(const struct ws_condition *c);
 /* Does it name another version than the one that it was left with? */
 bool ws_condition_names_another(const struct ws_condition *c, const struct ws_engine_serving *now);
 /* May a patch begin from what it holds? Its weights are good, and nothing of an earlier switch is open. */

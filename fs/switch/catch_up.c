@@ -149,7 +149,7 @@ static bool is_preparing(struct ws_control *c, const struct ws_controller *ctl, 
 }
 
 int ws_switch_catch_up(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
-                       const char *const *names, size_t n, int *results, struct ws_error *err)
+                       const char *const *names, size_t n, bool wakes, int *results, struct ws_error *err)
 {
     const struct ws_switch_options o = {0};
     struct aim aim;
@@ -163,7 +163,8 @@ int ws_switch_catch_up(struct ws_control *c, struct ws_controller *ctl, struct w
                               .items = aim.items,
                               .n_items = aim.n,
                               .own_only = true,
-                              .loads_whole = true};
+                              .loads_whole = true,
+                              .leaves_asleep = !wakes};
     rc = ws_switch_claim(c, aim.items, aim.n, true, &waits, err);
     if (rc == 0 && is_preparing(c, ctl, err)) {
         ws_switch_claim_release(c, aim.items, aim.n, false, false);

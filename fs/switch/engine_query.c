@@ -97,6 +97,16 @@ static int check_draft_stays(struct ws_switch_engine *se, const struct ws_engine
                        : 0;
 }
 
+/* It may have been put to sleep since it was looked at. */
+static int check_wakes(struct ws_switch_engine *se)
+{
+    const bool asleep = ws_condition_is_asleep(ws_engine_step_lock(se));
+    ws_engine_step_unlock(se);
+    return asleep && se->run->leaves_asleep
+               ? ws_error_set(&se->err, EAGAIN, "it sleeps: it is brought along once it is awake")
+               : 0;
+}
+
 int ws_engine_step_query(struct ws_switch_engine *se)
 {
     struct ws_engine_call call;
@@ -128,7 +138,9 @@ int ws_engine_step_query(struct ws_switch_engine *se)
     if (rc < 0)
         return ws_engine_step_fail(se, start, rc);
     record_way_back(se, &now);
-    rc = se->target ? check_reload(se) : check_target_stays(se);
+    rc = check_wakes(se);
+    if (rc == 0)
+        rc = se->target ? check_reload(se) : check_target_stays(se);
     if (rc == 0 && se->target)
         rc = check_draft_stays(se, &call.target, restarted);
     if (rc == 0 && se->draft)

@@ -56,6 +56,7 @@ struct ws_switch_run {
     bool
         own_only; /* engines of the first item's model alone, not those of others that it is a draft or an adapter of */
     bool going_back;
+    bool leaves_asleep;                           /* it wakes none that another program has put to sleep */
     bool loads_whole;                             /* no patches: engines are brought along */
     struct ws_switch_engine *engines, **selected; /* selected: room for those that take part in a step */
     size_t n;

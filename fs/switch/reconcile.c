@@ -69,11 +69,12 @@ static void record(const struct look *l, struct ws_engine *e, int rc, const stru
     struct ws_control *c = l->control;
     struct ws_controller *ctl = l->controller;
     struct ws_condition *k = &e->condition;
-    bool lost = false, restarted = false, strayed = false;
+    bool lost = false, restarted = false, strayed = false, slept, sleeps;
     char why[WS_ERROR_TEXT];
     pthread_mutex_lock(&c->lock);
     const bool newest = !ctl->switching && ctl->generation == l->generation && !e->removed;
     const bool was_stale = k->state == WS_ENGINE_STALE;
+    slept = ws_condition_is_asleep(k);
     if (newest && rc == 0 && facts)
         ws_engine_record(e, facts, now);
     if (newest && rc == 0 && ws_condition_answered(k, now, l->current, &restarted) && restarted &&
@@ -94,10 +95,14 @@ static void record(const struct look *l, struct ws_engine *e, int rc, const stru
         strayed = k->state == WS_ENGINE_STALE && !was_stale && !may_reconcile(ctl, e);
         clear_stale_error(ctl);
     }
+    sleeps = ws_condition_is_asleep(k);
     pthread_mutex_unlock(&c->lock);
     if (lost)
         ws_controller_event(c, ctl, "engine-lost model=%s engine=%s why=\"%.300s\"", ctl->name, e->name,
                             ws_controller_quotable(err->text, why));
+    if (sleeps != slept)
+        ws_controller_event(c, ctl, "%s model=%s engine=%s", sleeps ? "engine-asleep" : "engine-awake",
+                            ctl->name, e->name);
     if (restarted)
         ws_controller_event(c, ctl, "engine-serves model=%s engine=%s version=%s", ctl->name, e->name,
                             now->version);
@@ -112,9 +117,12 @@ static void record(const struct look *l, struct ws_engine *e, int rc, const stru
 }
 
 /* With the lock. Is it not as it should be: its target, where a version of that is current, or its draft model? One that
- * does not serve and whose target stays is not resumed for its draft's sake. */
+ * does not serve and whose target stays is not resumed for its draft's sake. One that sleeps has lent its memory to
+ * whoever put it to sleep: it is looked at once it is awake. */
 static bool is_behind(const struct look *l, const struct ws_engine *e)
 {
+    if (ws_condition_is_asleep(&e->condition))
+        return false;
     return (l->current && ws_condition_is_behind(&e->condition)) ||
            (e->condition.state == WS_ENGINE_SERVING && ws_set_lacks_draft(l->control, e));
 }
@@ -196,7 +204,7 @@ static bool bring_up_to_date(const struct look *l, struct ws_model *m)
     size_t n = due && names && results ? select_due(l, due) : 0;
     for (size_t i = 0; i < n; i++)
         names[i] = due[i]->name;
-    int rc = n > 0 ? ws_switch_catch_up(l->control, l->controller, m, names, n, results, &err) : 0;
+    int rc = n > 0 ? ws_switch_catch_up(l->control, l->controller, m, names, n, false, results, &err) : 0;
     for (size_t i = 0; i < n; i++)
         record_try(l->control, due[i], results[i]);
     if (rc < 0 && rc != -EBUSY)

@@ -449,6 +449,37 @@ static void test_sleep(void **state)
     assert_true(c.was_running && !ws_condition_may_run_on(&c));
 }
 
+/* Put to sleep by another program, with or without a current version, and woken again. */
+static void test_asleep(void **state)
+{
+    struct ws_engine_serving now = says(OLD, "", true), awake = says(OLD, "", false);
+    struct ws_condition c;
+    bool restarted;
+    (void)state;
+    now.reports_paused = awake.reports_paused = now.sleeping = true;
+    make(&c, vllm);
+    assert_true(ws_condition_answered(&c, &now, OLD, &restarted) && ws_condition_is_asleep(&c));
+    assert_non_null(strstr(c.error, "it sleeps"));
+    assert_false(ws_condition_may_be_patched(&c) || ws_condition_answers(&c));
+    now.sleeping = false;
+    now.sleep_unknown = true;
+    assert_true(ws_condition_answered(&c, &now, OLD, &restarted) && ws_condition_is_asleep(&c));
+    assert_true(ws_condition_answered(&c, &awake, OLD, &restarted) && !ws_condition_is_asleep(&c));
+    check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
+    assert_string_equal(c.error, "");
+    now.sleeping = true;
+    now.sleep_unknown = false;
+    assert_true(ws_condition_answered(&c, &now, OLD, &restarted));
+    go(&c, PAUSED);
+    ws_condition_over(&c, true); /* a daemon that ends leaves it in a switch: the next one brings it along */
+    assert_false(ws_condition_is_asleep(&c));
+    make(&c, vllm);
+    ws_condition_restore_broken(&c);
+    assert_true(ws_condition_answered(&c, &now, OLD, &restarted));
+    assert_false(ws_condition_is_asleep(&c));
+    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, false);
+}
+
 static void test_refused(void **state)
 {
     struct ws_condition c, before;
@@ -632,6 +663,7 @@ int main(void)
         cmocka_unit_test(test_path),
         cmocka_unit_test(test_label_of_a_failed_load),
         cmocka_unit_test(test_sleep),
+        cmocka_unit_test(test_asleep),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_undone),
         cmocka_unit_test(test_drifted),

@@ -111,7 +111,7 @@ static void *catch_up(void *arg)
     static const char *const names[] = {"e"};
     struct other *o = arg;
     atomic_store(&o->id, (int)gettid());
-    o->rc = ws_switch_catch_up(control, controller, model, names, 1, NULL, &o->err);
+    o->rc = ws_switch_catch_up(control, controller, model, names, 1, true, NULL, &o->err);
     return NULL;
 }
 

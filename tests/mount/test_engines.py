@@ -661,6 +661,66 @@ def test_vllm_is_woken_for_a_switch():
     assert engine.serves() == "1" and not any("wake_up" in p for p in late.seen if "?" in p), late.seen
 
 
+def test_vllm_sleeps_on_purpose():
+    "a vLLM that its framework has put to sleep is shown and left alone, behind or not, by the reconciler too; awake it is brought along, and so it is by a command"
+    _, mount, folders = world()
+    engine, other = Engine(folders[1], api="vllm"), Engine(folders[1])
+    late = Late(engine)
+    late.api = "vllm"
+    add(mount, "e", late)
+    add(mount, "o", other)
+    mount.write("1", "actor/version")
+    mount.write("commit quorum=1", "actor/ctl")  # what is behind is brought along without a command
+
+    def post(path):
+        urllib.request.urlopen(urllib.request.Request(engine.url + path, data=b"{}"), timeout=20).close()
+
+    def looks():
+        return late.seen.count("/is_sleeping")
+
+    def stays_asleep(word):
+        wait_for(lambda: "it sleeps" in mount.engines()["e"] and mount.engines()["e"].startswith(word), "it to be seen asleep")
+        now = looks()
+        wait_for(lambda: looks() > now + 1, "two more looks")
+        assert engine.is_paused() and not any("/wake_up?" in p for p in late.seen) and "caught-up" not in mount.text("actor/events")
+
+    post("/sleep?level=1")
+    stays_asleep("paused 1 ")
+    assert "engine-asleep model=actor engine=e" in mount.text("actor/events")
+    engine.ask("/update_weight_version", {"new_version": "another"})
+    stays_asleep("paused another ")
+    post("/wake_up")
+    wait_for(lambda: mount.engines()["e"].startswith("serving 1 "), "it to be brought along once it is awake")
+    assert "engine-awake model=actor engine=e" in mount.text("actor/events") and engine.serves() == "1" and engine.generate()
+    post("/sleep?level=1")
+    wait_for(lambda: "it sleeps" in mount.engines()["e"], "it to be seen asleep")
+    mount.write("engine sync e", "actor/ctl")
+    assert mount.engines()["e"].startswith("serving 1 ") and engine.generate() and not engine.is_paused()
+
+
+def test_vllm_asleep_goes_back():
+    "a vLLM that sleeps without its weights and whose switch fails after the load loads the version before whole"
+    _, mount, folders = world()
+    engine, refuses = Engine(folders[1], api="vllm"), Engine(folders[1], "--refuse", "2")
+    add(mount, "e", engine)
+    add(mount, "r", refuses)
+    mount.write("1", "actor/version")
+    one = engine.checksum()
+    engine.ask("/sleep?level=2", {})
+    assert engine.checksum() != one
+    assert mount.refused("2", "actor/version") == "EREMOTEIO"
+    assert engine.checksum() == one and engine.serves() == "1" and engine.generate() and not engine.is_paused()
+    assert mount.engines()["e"].startswith("serving 1 ")
+    engine.ask("/sleep?level=2", {})
+    engine.ask("/wake_up?tags=weights", {})  # undefined, and awake
+    assert mount.refused("2", "actor/version") == "EREMOTEIO"
+    assert engine.checksum() == one and engine.serves() == "1" and engine.generate()
+    engine.ask("/sleep?level=2", {})
+    mount.write("engine remove r", "actor/ctl")
+    mount.write("2", "actor/version")
+    assert engine.checksum() == sums_of(folders, "vllm")[2] and engine.generate()
+
+
 def test_old_answer():
     "an answer that an engine gave before a switch does not count after it"
     _, mount, folders = world()

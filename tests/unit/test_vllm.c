@@ -118,6 +118,32 @@ static void test_vllm_asleep(void **state)
     engine_stop(&e);
 }
 
+/* What it holds is what it held after level 1, and undefined after level 2, though it reports the same version. */
+static void test_vllm_levels(void **state)
+{
+    struct engine e;
+    struct ws_engine_serving now;
+    (void)state;
+    engine_start(&e, (struct ws_reference_options){.api = "vllm"});
+    char *before = engine_checksum(&e.target, "/weight_checker", "checksums");
+    for (int level = 1; level <= 2; level++) {
+        assert_int_equal(plain(&e, level == 1 ? "/sleep?level=1" : "/sleep?level=2"), 0);
+        assert_int_equal(plain(&e, "/wake_up"), 0);
+        char *after = engine_checksum(&e.target, "/weight_checker", "checksums");
+        assert_int_equal(strcmp(before, after) == 0, level == 1);
+        free(after);
+    }
+    assert_int_equal(ws_engine_vllm.serving(&e.target, &now, &err), 0);
+    assert_string_equal(now.version, "default");
+    assert_int_equal(ws_engine_vllm.pause(&e.target, &err), 0);
+    assert_int_equal(ws_engine_vllm.load(&e.target, engine_one, "1", &err), 0);
+    char *after = engine_checksum(&e.target, "/weight_checker", "checksums");
+    assert_string_equal(before, after);
+    free(after);
+    free(before);
+    engine_stop(&e);
+}
+
 /* Weights that cannot be woken never received the load: nothing has changed. */
 static void test_vllm_stays_asleep(void **state)
 {
@@ -286,6 +312,7 @@ int main(void)
         TEST(test_vllm_wrong_key),
         TEST(test_vllm),
         TEST(test_vllm_asleep),
+        TEST(test_vllm_levels),
         TEST(test_vllm_stays_asleep),
         TEST(test_vllm_does_not_say_that_it_sleeps),
         TEST(test_vllm_reload_has_no_timeout),

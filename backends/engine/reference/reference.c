@@ -121,6 +121,15 @@ int ws_reference_load_draft(struct ws_reference *r, const char *path, bool whole
     return 0;
 }
 
+void ws_reference_lose_weights(struct ws_reference *r)
+{
+    pthread_mutex_lock(&r->load_lock);
+    pthread_rwlock_wrlock(&r->weights_lock);
+    memset(r->weights.memory, 0xa5, r->weights.used_bytes);
+    pthread_rwlock_unlock(&r->weights_lock);
+    pthread_mutex_unlock(&r->load_lock);
+}
+
 void ws_reference_wait_load(struct ws_reference *r)
 {
     pthread_mutex_lock(&r->load_lock);

@@ -58,6 +58,8 @@ WS_MUST_USE int ws_reference_load(struct ws_reference *r, const char *path, cons
  * it lacks keeps its old bytes. Takes the time of --slow. */
 WS_MUST_USE int ws_reference_load_draft(struct ws_reference *r, const char *path, bool whole,
                                         struct ws_error *err);
+/* Fills what it serves with garbage, as memory that was given away and mapped again; it reports the same version. */
+void ws_reference_lose_weights(struct ws_reference *r);
 void ws_reference_set_version(struct ws_reference *r, char *version); /* takes it over */
 void ws_reference_pause(struct ws_reference *r, bool in_place);
 void ws_reference_resume(struct ws_reference *r);

@@ -129,14 +129,24 @@ static void is_paused(void *self, struct ws_http_incoming *in, struct ws_http_an
     a->json = json_pack("{s:b}", "is_paused", ws_reference_is_paused(self, NULL));
 }
 
+/* Level 0 pauses only. Level 1 keeps a copy of the weights. After level 2 they are undefined until a load. */
 static void go_to_sleep(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
-    (void)in;
+    const char *word = json_string_value(json_object_get(in->json, "level"));
+    const int level = !word ? 1 : word[0] >= '0' && word[0] <= '2' && !word[1] ? word[0] - '0' : -1;
+    if (level < 0) {
+        ws_answer_bad(a, "level: 0, 1 or 2");
+        return;
+    }
     pthread_mutex_lock(&r->pause_lock);
-    r->weights_asleep = r->cache_asleep = r->paused = true;
+    r->paused = true;
+    r->weights_asleep = r->weights_asleep || level > 0;
+    r->cache_asleep = r->cache_asleep || level > 0;
     pthread_mutex_unlock(&r->pause_lock);
-    a->json = json_pack("{s:s, s:i}", "status", "sleeping", "level", 1);
+    if (level == 2)
+        ws_reference_lose_weights(r);
+    a->json = json_pack("{s:s, s:i}", "status", "sleeping", "level", level);
 }
 
 /* Once all of it is awake it ends a pause, too: as the real server does. */
