@@ -466,6 +466,8 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     if (rc == 0)
         rc = check_topology(o, err);
     if (rc == 0)
+        rc = ws_names_init(&fs.names, &fs.options, err);
+    if (rc == 0)
         rc = ws_settings_lock(o->state, o->mountpoint, &fs.settings, err);
     if (rc < 0)
         return rc;

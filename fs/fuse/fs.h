@@ -7,6 +7,7 @@
 #ifndef WS_FS_FUSE_FS_H
 #define WS_FS_FUSE_FS_H
 #include "fs/engines/control.h"
+#include "fs/fuse/names.h"
 #include "fs/fuse/options.h"
 #include "fs/fuse/place.h"
 #include "fs/store/store.h"
@@ -51,6 +52,7 @@ struct ws_fs {
     struct ws_relay *relay;   /* NULL: it serves no other mounts */
     struct ws_lazy *lazy;     /* NULL: without open=lazy */
     struct fuse_session *session;
+    struct ws_names names;
     struct ws_place place; /* where the session is mounted, once it is */
     int settings;          /* the lock on them; -1: none, or control has ended */
     enum ws_reads reads;   /* what is in use; never WS_READS_AUTO */
