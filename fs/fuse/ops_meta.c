@@ -406,13 +406,13 @@ static void op_init(void *arg, struct fuse_conn_info *conn)
     conn->max_readahead = 4 << 20;
     conn->max_background = MAX_BACKGROUND;
     conn->congestion_threshold = MAX_BACKGROUND;
+    if (fs->names.model && (conn->capable & FUSE_CAP_PARALLEL_DIROPS))
+        conn->want |= FUSE_CAP_PARALLEL_DIROPS; /* a look-up that waits for a source holds up no other */
 #if WS_HAVE_PASSTHROUGH
     if (fs->reads == WS_READS_PASSTHROUGH && (conn->capable & FUSE_CAP_PASSTHROUGH)) {
         conn->want |= FUSE_CAP_PASSTHROUGH;
         conn->max_backing_stack_depth = 0;
     }
-#else
-    (void)fs;
 #endif
 }
 

@@ -294,10 +294,25 @@ static int child_by_names(struct ws_fs *fs, const char *name, fuse_ino_t *ino)
     return rc;
 }
 
+/* Who looks for a version may have been told of it before this mount was. True: parked. */
+static bool ask_for_name(struct ws_request *rq, const char *name)
+{
+    const struct ws_names *names = &rq->fs->names;
+    uint64_t number = 0;
+    if (rq->has_asked || !ws_pattern_match(&names->pattern, name, &number))
+        return false;
+    struct ws_version *known = names->pattern.is_constant ? NULL : ws_names_find(names, rq->fs->store, name);
+    if (known)
+        ws_version_put(known);
+    return !known && ws_request_ask(rq, names->model, names->pattern.is_constant ? NULL : &number);
+}
+
 static int child_of_root(struct ws_request *rq, const char *name, fuse_ino_t *ino, double *timeout)
 {
     const struct view_name *v = FIND_VIEW(root_views, name);
     *timeout = 0;
+    if (rq->fs->names.model && ask_for_name(rq, name))
+        return 1;
     if (rq->fs->names.model && child_by_names(rq->fs, name, ino) == 0)
         return 0;
     if (v) {
