@@ -414,6 +414,7 @@ static void stop(struct ws_fs *fs)
         fuse_session_unmount(fs->session); /* closes the descriptor; does no more where the mount is gone */
         fuse_session_destroy(fs->session);
     }
+    ws_side_free(&fs->side);
     pthread_mutex_destroy(&fs->lock);
 }
 
@@ -473,6 +474,7 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
         return rc;
     ws_ending_block_signals(&signals);
     pthread_mutex_init(&fs.lock, NULL);
+    ws_side_init(&fs.side);
     clock_gettime(CLOCK_REALTIME, &fs.start);
     fs.reads = choose_reads(o, why, sizeof(why));
     describe_reads(&fs, why);

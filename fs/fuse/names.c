@@ -36,6 +36,7 @@ int ws_names_init(struct ws_names *n, struct ws_mount_options *o, struct ws_erro
     if (rc < 0)
         return rc;
     n->model = o->root;
+    n->is_written = o->names;
     if (is_taken(n))
         return ws_error_set(err, EINVAL,
                             "versions cannot be called %.100s: the mount has something of that name; "

@@ -15,6 +15,7 @@
 
 struct ws_names {
     const char *model; /* NULL: the root is that of all models */
+    bool is_written;   /* side files may be beside the versions' (side.h) */
     struct ws_pattern pattern;
 };
 

@@ -28,18 +28,19 @@ static const struct view_name meta_views[] = {{WS_VIEW_MANIFEST, "manifest.json"
                                               {WS_VIEW_CHANGED, "changed"},
                                               {WS_VIEW_CUDA_IPC, "cuda_ipc.json"}};
 static const char *const links[WS_LINK_COUNT] = {"latest", "current", "previous"};
-#define TENSORS "tensors"
-#define META    ".wsync"
-#define CHANGES "changes-from-"
+#define TENSORS    "tensors"
+#define META       ".wsync"
+#define CHANGES    "changes-from-"
+#define INDEX_MASK 0x7FFFFFFFUL
 
 fuse_ino_t ws_ino(uint64_t id, enum ws_tree_kind kind, uint64_t index)
 {
-    return id << 36 | (uint64_t)kind << 32 | index;
+    return id << 36 | (uint64_t)kind << 31 | index;
 }
 
 enum ws_tree_kind ws_ino_kind(fuse_ino_t ino)
 {
-    return (enum ws_tree_kind)(ino >> 32 & 15);
+    return (enum ws_tree_kind)(ino >> 31 & 31);
 }
 
 uint64_t ws_ino_id(fuse_ino_t ino)
@@ -51,7 +52,17 @@ uint64_t ws_ino_index(fuse_ino_t ino)
 {
     enum ws_tree_kind kind = ws_ino_kind(ino);
     bool view = kind == WS_KIND_ROOT_VIEW || kind == WS_KIND_MODEL_VIEW; /* see view_ino */
-    return ino & (view ? 0xFF : 0xFFFFFFFF);
+    return ino & (view ? 0xFF : INDEX_MASK);
+}
+
+fuse_ino_t ws_side_ino(uint64_t number)
+{
+    return ws_ino(number >> 31, WS_KIND_SIDE, number & INDEX_MASK);
+}
+
+uint64_t ws_side_number(fuse_ino_t ino)
+{
+    return ws_ino_id(ino) << 31 | ws_ino_index(ino);
 }
 
 mode_t ws_tree_kind_type(enum ws_tree_kind kind)
@@ -94,6 +105,7 @@ int ws_tree_node_get(struct ws_fs *fs, fuse_ino_t ino, struct ws_tree_node *out)
     case WS_KIND_ROOT:
     case WS_KIND_ROOT_VIEW:
     case WS_KIND_REGIONS:
+    case WS_KIND_SIDE: /* its attributes say whether it is there */
         return 0;
     case WS_KIND_MODEL:
     case WS_KIND_MODEL_VIEW:
@@ -235,6 +247,10 @@ int ws_tree_node_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct sta
             rc = file_attr(fs, n, st);
         } else if (n->kind == WS_KIND_TENSOR) {
             rc = tensor_attr(fs, n, st);
+        } else if (n->kind == WS_KIND_SIDE) {
+            st->st_mode = S_IFREG | o->mode;
+            rc = ws_side_attr(&fs->side, ws_side_number(n->ino), st);
+            *timeout = 0;
         } else {
             const bool is_view = n->kind == WS_KIND_ROOT_VIEW || n->kind == WS_KIND_MODEL_VIEW;
             control_attr(fs, st, is_view && ws_view_is_written((enum ws_view)n->index));
@@ -266,7 +282,7 @@ static const struct view_name *find_view(const struct view_name *views, size_t n
  * written or truncated, and a second writer, or a cancel, could not even ask while the first command runs. */
 static fuse_ino_t view_ino(struct ws_fs *fs, uint64_t id, enum ws_tree_kind kind, enum ws_view view)
 {
-    uint64_t turn = ws_view_is_written(view) ? atomic_fetch_add(&fs->lookup_generation, 1) & 0xFFFFFF : 0;
+    uint64_t turn = ws_view_is_written(view) ? atomic_fetch_add(&fs->lookup_generation, 1) & 0x7FFFFF : 0;
     return ws_ino(id, kind, turn << 8 | view);
 }
 
@@ -275,6 +291,10 @@ static int child_by_names(struct ws_fs *fs, const char *name, fuse_ino_t *ino)
 {
     const struct ws_names *names = &fs->names;
     struct ws_version *v = ws_names_find(names, fs->store, name);
+    if (v && names->is_written && ws_side_hides(&fs->side, v, NULL)) {
+        ws_version_put(v);
+        return -ENOENT;
+    }
     if (v) {
         *ino = ws_ino(ws_version_serial(v), WS_KIND_VERSION, WS_NAMED);
         ws_version_put(v);
@@ -431,6 +451,15 @@ static int child_of_version(struct ws_request *rq, const struct ws_tree_node *p,
         return 1;
     }
     const struct ws_manifest_file *f = ws_manifest_find(m, name);
+    const bool is_written = (p->index & WS_NAMED) && rq->fs->names.is_written;
+    const uint64_t side = f || !is_written ? 0 : ws_side_find(&rq->fs->side, v, name);
+    if (side) {
+        *ino = ws_side_ino(side);
+        *timeout = 0;
+        return 0;
+    }
+    if (f && is_written && ws_side_hides(&rq->fs->side, v, name))
+        return -ENOENT;
     if (!f)
         return absent(rq->fs, v, name, false);
     *ino = file_ino(rq->fs, v, (size_t)(f - m->files), p->index);
@@ -525,6 +554,7 @@ int ws_tree_node_child(struct ws_request *rq, const struct ws_tree_node *p, cons
 struct listing {
     ws_visit_name *visit;
     void *arg;
+    struct ws_side *side; /* NULL: versions are not removed by programs */
 };
 
 static void list_model(void *arg, struct ws_model *m)
@@ -557,10 +587,17 @@ static void list_model_folder(struct ws_model *m, struct listing *l)
     ws_model_each(m, list_version, l);
 }
 
+static void list_side(void *arg, const char *name, uint64_t number)
+{
+    const struct listing *l = arg;
+    l->visit(l->arg, name, ws_side_ino(number));
+}
+
 static void list_named(void *arg, const char *name, struct ws_version *v)
 {
     const struct listing *l = arg;
-    l->visit(l->arg, name, ws_ino(ws_version_serial(v), WS_KIND_VERSION, WS_NAMED));
+    if (!l->side || !ws_side_hides(l->side, v, NULL))
+        l->visit(l->arg, name, ws_ino(ws_version_serial(v), WS_KIND_VERSION, WS_NAMED));
 }
 
 static void list_root(struct ws_fs *fs, struct listing *l)
@@ -582,8 +619,12 @@ static int list_version_folder(struct ws_request *rq, const struct ws_tree_node 
         ws_request_park(rq, v, 0, 0, 0, ws_tree_list_ms(rq->fs, v));
         return 1;
     }
+    const bool is_written = (n->index & WS_NAMED) && rq->fs->names.is_written;
     for (size_t i = 0; i < m->n_files; i++)
-        l->visit(l->arg, m->files[i].name, file_ino(rq->fs, v, i, n->index));
+        if (!is_written || !ws_side_hides(&rq->fs->side, v, m->files[i].name))
+            l->visit(l->arg, m->files[i].name, file_ino(rq->fs, v, i, n->index));
+    if (is_written)
+        ws_side_each(&rq->fs->side, v, list_side, l);
     if (n->index & WS_NAMED)
         return 0;
     l->visit(l->arg, TENSORS, ws_ino(ws_version_serial(v), WS_KIND_TENSORS, 0));
@@ -628,7 +669,7 @@ static int list_tensors(struct ws_request *rq, struct ws_version *v, struct list
 
 int ws_tree_node_list(struct ws_request *rq, const struct ws_tree_node *n, ws_visit_name *visit, void *arg)
 {
-    struct listing l = {visit, arg};
+    struct listing l = {visit, arg, rq->fs->names.is_written ? &rq->fs->side : NULL};
     switch (n->kind) {
     case WS_KIND_ROOT:
         list_root(rq->fs, &l);

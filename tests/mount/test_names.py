@@ -1,9 +1,12 @@
 # beside others
 # sanitizers: address
-# timeout: 240, takes: 30
+# timeout: 300, takes: 45
 """A mount that shows a model's versions under the names of a framework (-o root=,names=)."""
 import glob
+import mmap
+import pathlib
 import re
+import shutil
 import signal
 import stat
 import threading
@@ -244,3 +247,164 @@ def test_ends_meanwhile():
     time.sleep(0.1)
     mount.kill()
     assert reader.wait(10) != 0
+
+
+# --- what programs of this node write beside a version ---
+
+def code(call, *args, **kw):
+    "the errno's name with which it fails"
+    with pytest.raises(OSError) as e:
+        call(*args, **kw)
+    return errno.errorcode[e.value.errno]
+
+
+def test_orchestrator():
+    "PRIME-RL's orchestrator makes the folder that is there and touches NCCL_READY in it, and no version is another for it"
+    agent, folder = run(1, 7)
+    mount = named(agent.url, known=["step_7"])
+    other = named(agent.url, known=["step_7"])
+    for turn in range(2):
+        pathlib.Path(mount.file("step_7")).mkdir(parents=True, exist_ok=True)
+        pathlib.Path(mount.file("step_7", "NCCL_READY")).touch()
+    assert mount.read("step_7/NCCL_READY") == b""
+    assert sorted(os.listdir(mount.file("step_7"))) == sorted(os.listdir(folder) + ["NCCL_READY"])
+    assert sorted(os.listdir(other.file("step_7"))) == sorted(os.listdir(mount.file("step_1"))) == sorted(os.listdir(folder))
+    assert not os.path.exists(mount.file("actor/7/NCCL_READY")) and not os.path.exists(mount.file("step_1/NCCL_READY"))
+    os.unlink(mount.file("step_7/NCCL_READY"))
+    assert not os.path.exists(mount.file("step_7/NCCL_READY"))
+    assert mount.read("step_7/config.json") == open(folder + "/config.json", "rb").read()
+    mount.write("verify 7", "actor/ctl")
+
+
+def test_side_files():
+    "files that are copied, written anew, renamed and removed while they are open are as on any file system"
+    agent, folder = run(7)
+    mount = named(agent.url, known=["step_7"])
+    at, source = mount.file("step_7"), os.path.join(TESTDIR, "tokenizer")
+    data = os.urandom(3_000_000)
+    with open(source, "wb") as f:
+        f.write(data)
+    os.utime(source, (1000, 2000))
+    shutil.copy2(source, at + "/tokenizer.model")
+    assert mount.read("step_7/tokenizer.model") == data and os.stat(at + "/tokenizer.model").st_mtime == 2000
+    with open(at + "/tokenizer.model", "r+b") as f:
+        f.seek(1_000_000)
+        f.write(b"abc")
+        f.truncate(2_000_000)
+        f.seek(0)
+        assert f.read() == data[:1_000_000] + b"abc" + data[1_000_003:2_000_000]
+    os.truncate(at + "/tokenizer.model", 2_000_010)
+    assert mount.read("step_7/tokenizer.model")[-11:] == data[1_999_999:2_000_000] + bytes(10)
+    with open(at + "/a.tmp", "w") as f:
+        json.dump({"a": 1}, f)
+        f.flush()
+        os.rename(at + "/a.tmp", at + "/a.json")  # while it is open for writing
+        f.write(" ")
+    assert mount.text("step_7/a.json") == '{"a": 1} '
+    with open(at + "/a.json") as held, open(at + "/b", "w") as f:
+        f.write("b")
+        os.rename(at + "/b", at + "/a.json")  # over one that is open
+        assert held.read() == '{"a": 1} '
+        os.unlink(at + "/a.json")
+        f.write("c")
+    assert not os.path.exists(at + "/a.json")
+    with open(at + "/log", "a") as f:
+        f.write("1")
+    with open(at + "/log", "a") as f:
+        f.write("2")
+    assert mount.text("step_7/log") == "12"
+    os.chmod(at + "/log", 0o600)
+    assert stat.S_IMODE(os.stat(at + "/log").st_mode) == 0o644
+    assert code(os.open, at + "/log", os.O_CREAT | os.O_EXCL | os.O_WRONLY) == "EEXIST"
+    f = os.open(at + "/log", os.O_RDWR)
+    os.fsync(f)
+    os.close(f)
+
+
+def test_versions_are_not_written():
+    "a version's own file is neither written to, nor another's name; what does no harm succeeds and changes nothing"
+    agent, folder = run(7)
+    mount = named(agent.url, known=["step_7"])
+    config = mount.file("step_7/config.json")
+    before, seen = mount.read("step_7/config.json"), os.stat(config)
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_WRONLY | os.O_CREAT | os.O_TRUNC):
+        assert code(os.open, config, flags) == "EROFS"
+    with open(mount.file("step_7/x"), "w"):
+        pass
+    assert code(os.rename, mount.file("step_7/x"), config) == "EROFS"
+    assert code(os.rename, config, mount.file("step_7/y")) == "EROFS"
+    assert code(os.truncate, config, 0) == "EROFS"
+    assert code(os.mkdir, mount.file("step_7/sub")) == "EROFS"
+    assert code(os.mkdir, mount.file("step_7")) == "EEXIST"
+    assert code(os.mkdir, mount.file("other")) == "EROFS" == code(open, mount.file("other"), "w")
+    assert code(open, mount.file("actor/7/x"), "w") == "EROFS" == code(os.unlink, mount.file("actor/7/config.json"))
+    assert code(os.symlink, "a", mount.file("step_7/l")) == "EROFS"
+    os.utime(config)
+    os.chmod(config, 0o600)
+    os.utime(mount.file("step_7"))
+    assert os.stat(config).st_mtime == seen.st_mtime and stat.S_IMODE(os.stat(config).st_mode) == 0o644
+    assert mount.read("step_7/config.json") == before
+    plain = Mount(agent.url)
+    plain.wait_version("actor", 7)
+    assert code(open, plain.file("actor/7/x"), "w") == "EROFS" == code(os.rmdir, plain.file("actor/7"))
+    assert code(os.chmod, plain.file("actor/7/config.json"), 0o600) == "EROFS"
+
+
+def test_bounds():
+    "side files have 64 MiB of memory, and give back what they had"
+    agent, folder = run(7)
+    mount = named(agent.url, known=["step_7"])
+    for turn in range(3):
+        with open(mount.file("step_7/large"), "wb", buffering=0) as f:
+            assert code(lambda: [f.write(bytes(1 << 20)) for _ in range(100)]) == "ENOSPC"
+            size = f.tell()
+        assert 16 << 20 <= size <= 64 << 20
+        assert code(os.truncate, mount.file("step_7/large"), 1 << 40) == "ENOSPC"
+        os.unlink(mount.file("step_7/large"))
+    names = []
+    with pytest.raises(OSError) as e:
+        for i in range(5000):
+            open(mount.file("step_7", f"f{i}"), "w").close()
+            names.append(i)
+    assert errno.errorcode[e.value.errno] == "ENOSPC" and len(names) == 4096
+    shutil.rmtree(mount.file("step_7"))
+    assert not os.path.exists(mount.file("step_7"))
+    with pytest.raises(FileNotFoundError):
+        open(mount.file("step_7/x"), "w")
+
+
+def test_rmtree():
+    "a version that a framework is done with is gone for this node at once; mapped bytes, the mount's own and others' stay"
+    agent, folder = run(1, 7)
+    mount = named(agent.url, known=["step_7"])
+    other = named(agent.url, known=["step_7"])
+    pathlib.Path(mount.file("step_7", "NCCL_READY")).touch()
+    want = tensors_of(folder + "/model.safetensors")
+    with open(mount.file("step_7/model.safetensors"), "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        seen = mapped[:]
+        assert code(os.rmdir, mount.file("step_7")) == "ENOTEMPTY"
+        shutil.rmtree(mount.file("step_7"))
+        for turn in range(2):
+            assert not os.path.lexists(mount.file("step_7")) and os.listdir(mount.path) == ["step_1"]
+            assert code(shutil.rmtree, mount.file("step_7")) == "ENOENT"
+            shutil.rmtree(mount.file("step_7"), ignore_errors=True)
+        assert mapped[:] == seen
+    shutil.rmtree(mount.file("step_1"))  # of which nothing was read
+    assert os.listdir(mount.path) == []
+    assert tensors_of(mount.file("actor/7/model.safetensors")) == want == tensors_of(other.file("step_7/model.safetensors"))
+    agent.publish("actor", 8, folder)  # its delta's base is the version that was removed
+    assert tensors_of(mount.file("step_8/model.safetensors")) == want
+    assert os.listdir(mount.path) == ["step_8"]
+
+
+def test_killed():
+    "what was beside a version is gone with the mount, and the next one shows the version as it is"
+    agent, folder = run(7)
+    mount = named(agent.url, known=["step_7"])
+    pathlib.Path(mount.file("step_7/x")).write_text("x")
+    os.unlink(mount.file("step_7/config.json"))
+    assert not os.path.exists(mount.file("step_7/config.json"))
+    mount.kill()
+    subprocess.run(["umount", "-l", mount.path], check=False, stderr=subprocess.DEVNULL)
+    again = Mount(agent.url, "root=actor,names=step_{N}", path=mount.path)
+    assert sorted(os.listdir(again.file("step_7"))) == sorted(os.listdir(folder))
