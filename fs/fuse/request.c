@@ -155,6 +155,7 @@ bool ws_request_ask(struct ws_request *rq, const char *model, const uint64_t *nu
     const bool waits = ws_inquiry_start(rq->fs->store, model, number, &rq->inquiry) == 0;
     if (end_parking(rq, generation, waits))
         ws_request_error(rq, EINTR);
+    /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): begin_parking's reference, not the one that just ended */
     unref(rq);
     return waits;
 }
@@ -184,6 +185,6 @@ void ws_request_park(struct ws_request *rq, struct ws_version *v, size_t file, s
         rq->run(rq);
     else if (here < 0)
         ws_request_error(rq, -here);
-    unref(
-        rq); /* NOLINT(clang-analyzer-unix.Malloc): the reference taken above, not the one that just ended */
+    /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): begin_parking's reference, not the one that just ended */
+    unref(rq);
 }

@@ -43,9 +43,9 @@ static struct ws_side_folder *folder_of(struct ws_side *s, struct ws_version *v,
     const struct ws_version_id id = ws_version_id(v);
     struct ws_side_folder *f;
 
-    LIST_FOREACH(f, &s->folders, link)
-    if (!f->is_over && f->of.version == id.version && strcmp(f->of.lineage, id.lineage) == 0)
-        return f;
+    for (f = LIST_FIRST(&s->folders); f; f = LIST_NEXT(f, link))
+        if (!f->is_over && f->of.version == id.version && strcmp(f->of.lineage, id.lineage) == 0)
+            return f;
     f = make ? calloc(1, sizeof(*f)) : NULL;
     if (!f)
         return NULL;
@@ -68,10 +68,10 @@ static struct side_file *file_of(struct ws_side *s, uint64_t id)
     struct ws_side_folder *f;
     struct side_file *file;
 
-    LIST_FOREACH(f, &s->folders, link)
-    LIST_FOREACH(file, &f->files, link)
-    if (file->id == id)
-        return file;
+    for (f = LIST_FIRST(&s->folders); f; f = LIST_NEXT(f, link))
+        for (file = LIST_FIRST(&f->files); file; file = LIST_NEXT(file, link))
+            if (file->id == id)
+                return file;
     return NULL;
 }
 
@@ -376,9 +376,9 @@ static bool is_removed(const struct ws_side_folder *f, const char *name)
 {
     const struct side_name *n;
 
-    LIST_FOREACH(n, &f->removed, link)
-    if (strcmp(n->name, name) == 0)
-        return true;
+    for (n = LIST_FIRST(&f->removed); n; n = LIST_NEXT(n, link))
+        if (strcmp(n->name, name) == 0)
+            return true;
     return false;
 }
 
@@ -390,9 +390,9 @@ static int hide(struct ws_side_folder *f, const char *name)
     if (!f)
         return -ENOMEM;
     if (!name) {
-        LIST_FOREACH(file, &f->files, link)
-        if (file->name)
-            return -ENOTEMPTY;
+        for (file = LIST_FIRST(&f->files); file; file = LIST_NEXT(file, link))
+            if (file->name)
+                return -ENOTEMPTY;
         f->is_removed = true; /* with all that is in it */
         free_names(f);
         return 0;
