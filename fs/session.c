@@ -414,6 +414,7 @@ static void stop(struct ws_fs *fs)
         fuse_session_unmount(fs->session); /* closes the descriptor; does no more where the mount is gone */
         fuse_session_destroy(fs->session);
     }
+    ws_side_free(&fs->side);
     pthread_mutex_destroy(&fs->lock);
 }
 
@@ -466,11 +467,14 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     if (rc == 0)
         rc = check_topology(o, err);
     if (rc == 0)
+        rc = ws_names_init(&fs.names, &fs.options, err);
+    if (rc == 0)
         rc = ws_settings_lock(o->state, o->mountpoint, &fs.settings, err);
     if (rc < 0)
         return rc;
     ws_ending_block_signals(&signals);
     pthread_mutex_init(&fs.lock, NULL);
+    ws_side_init(&fs.side);
     clock_gettime(CLOCK_REALTIME, &fs.start);
     fs.reads = choose_reads(o, why, sizeof(why));
     describe_reads(&fs, why);

@@ -1,14 +1,16 @@
 /* The FUSE front: what its files share. One mount a process.
  *
- * Inode numbers are computed, never stored and never used again: object id << 36 | kind << 32 | index, where
+ * Inode numbers are computed, never stored and never used again: object id << 36 | kind << 31 | index, where
  * ids of models and versions are unique in the mount's life. So a version of 100,000 tensors costs the kernel
  * and the daemon nothing until it is looked at, and a cached inode can never become one that passes through.
  */
 #ifndef WS_FS_FUSE_FS_H
 #define WS_FS_FUSE_FS_H
 #include "fs/engines/control.h"
+#include "fs/fuse/names.h"
 #include "fs/fuse/options.h"
 #include "fs/fuse/place.h"
+#include "fs/fuse/side.h"
 #include "fs/store/store.h"
 #define FUSE_USE_VERSION 314
 #include <fuse_lowlevel.h>
@@ -39,6 +41,7 @@ enum ws_tree_kind {
     WS_KIND_REGIONS, /* where link mode mounts its tmpfs */
     WS_KIND_CHANGES, /* .wsync/changes-from-BASE; index: the base's serial */
     WS_KIND_VERSION_LINK, /* N@RUN of the live run, which leads to N: what has the longer name keeps it, whichever run lives */
+    WS_KIND_SIDE, /* side.h: its number is ws_side_number */
 };
 enum ws_model_link { WS_LINK_LATEST, WS_LINK_CURRENT, WS_LINK_PREVIOUS, WS_LINK_COUNT };
 #define WS_REGIONS_NAME ".regions"
@@ -51,6 +54,8 @@ struct ws_fs {
     struct ws_relay *relay;   /* NULL: it serves no other mounts */
     struct ws_lazy *lazy;     /* NULL: without open=lazy */
     struct fuse_session *session;
+    struct ws_names names;
+    struct ws_side side;
     struct ws_place place; /* where the session is mounted, once it is */
     int settings;          /* the lock on them; -1: none, or control has ended */
     enum ws_reads reads;   /* what is in use; never WS_READS_AUTO */
@@ -69,6 +74,9 @@ fuse_ino_t ws_ino(uint64_t id, enum ws_tree_kind kind, uint64_t index);
 enum ws_tree_kind ws_ino_kind(fuse_ino_t ino);
 uint64_t ws_ino_id(fuse_ino_t ino);
 uint64_t ws_ino_index(fuse_ino_t ino);
+/* Of a side file. */
+fuse_ino_t ws_side_ino(uint64_t number);
+uint64_t ws_side_number(fuse_ino_t ino);
 
 /* The mount's operations (ops_meta.c, ops_data.c). */
 extern const struct fuse_lowlevel_ops ws_fs_ops;

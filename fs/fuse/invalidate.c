@@ -87,12 +87,12 @@ static void post(struct ws_fs *fs, struct message *m)
     pthread_mutex_unlock(&inv->lock);
 }
 
-void ws_invalidate_version(struct ws_fs *fs, uint64_t model_id, const char *name)
+void ws_invalidate_name(struct ws_fs *fs, fuse_ino_t folder, const char *name)
 {
     struct message *m = fs->invalidator ? calloc(1, sizeof(*m) + strlen(name) + 1) : NULL;
     if (!m)
         return; /* names are asked for again anyway: this only lets the kernel forget sooner */
-    m->parent = ws_ino(model_id, WS_KIND_MODEL, 0);
+    m->parent = folder;
     memcpy(m->name, name, strlen(name) + 1);
     post(fs, m);
 }

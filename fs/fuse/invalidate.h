@@ -6,8 +6,8 @@
 
 WS_MUST_USE int ws_invalidate_start(struct ws_fs *fs);
 void ws_invalidate_stop(struct ws_fs *fs);
-/* A version's name is gone from its model's folder: the kernel forgets what it has cached of it. */
-void ws_invalidate_version(struct ws_fs *fs, uint64_t model_id, const char *name);
+/* A version's name is gone from that folder: the kernel forgets what it has cached of it. */
+void ws_invalidate_name(struct ws_fs *fs, fuse_ino_t folder, const char *name);
 /* Something can be read from a file that is polled. The handle is this function's from now on. */
 void ws_invalidate_poll(struct ws_fs *fs, struct fuse_pollhandle *ph);
 

@@ -2,6 +2,7 @@
 #include "fs/engines/job.h"
 #include "fs/fuse/invalidate.h"
 #include "fs/fuse/lazy_read.h"
+#include "fs/fuse/ops_side.h"
 #include "fs/fuse/tree.h"
 #include "fs/fuse/version_cache.h"
 #include "fs/pull/lazy.h"
@@ -315,7 +316,10 @@ void ws_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     enum ws_tree_kind kind = ws_ino_kind(ino);
     bool view = kind == WS_KIND_ROOT_VIEW || kind == WS_KIND_MODEL_VIEW;
-    if ((fi->flags & O_ACCMODE) != O_RDONLY && !(view && ws_view_is_written((enum ws_view)ws_ino_index(ino))))
+    if (kind == WS_KIND_SIDE)
+        ws_side_op_open(req, ino, fi);
+    else if ((fi->flags & O_ACCMODE) != O_RDONLY &&
+             !(view && ws_view_is_written((enum ws_view)ws_ino_index(ino))))
         fuse_reply_err(req, EROFS);
     else
         ws_request_start(req,
@@ -327,7 +331,10 @@ void ws_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
 void ws_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    (void)ino;
+    if (ws_ino_kind(ino) == WS_KIND_SIDE) {
+        ws_side_op_release(req, ino);
+        return;
+    }
     free_open(fuse_req_userdata(req), get_open_file(fi));
     fuse_reply_err(req, 0);
 }
@@ -447,6 +454,10 @@ static void read_changes(fuse_req_t req, struct ws_open_file *o, size_t size, of
 
 void ws_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
+    if (ws_ino_kind(ino) == WS_KIND_SIDE) {
+        ws_side_op_read(req, ino, size, off);
+        return;
+    }
     struct ws_open_file *o = get_open_file(fi);
     if (o->version) {
         ws_request_start(req, run_read_weights, ino, NULL, size, off, fi, false);
@@ -491,6 +502,10 @@ static void command_done(void *arg, int result)
 void ws_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
                  struct fuse_file_info *fi)
 {
+    if (ws_ino_kind(ino) == WS_KIND_SIDE) {
+        ws_side_op_write(req, ino, buf, size, off);
+        return;
+    }
     struct ws_fs *fs = fuse_req_userdata(req);
     const struct ws_open_file *o = get_open_file(fi);
     struct command *w = calloc(1, sizeof(*w));
@@ -513,6 +528,12 @@ void ws_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
 
 void ws_op_poll(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, struct fuse_pollhandle *ph)
 {
+    if (ws_ino_kind(ino) == WS_KIND_SIDE) {
+        if (ph)
+            fuse_pollhandle_destroy(ph);
+        fuse_reply_poll(req, POLLIN | POLLOUT);
+        return;
+    }
     struct ws_fs *fs = fuse_req_userdata(req);
     struct ws_open_file *o = get_open_file(fi);
     unsigned ready = POLLIN | POLLOUT;

@@ -1,4 +1,5 @@
 /* The operations that look at names, sizes and attributes, and the ones that are refused. */
+#include "fs/fuse/ops_side.h"
 #include "fs/fuse/tree.h"
 #include "fs/fuse/version_cache.h"
 #include "transports/base/vector.h"
@@ -70,17 +71,16 @@ static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
         fuse_reply_attr(req, &st, timeout);
 }
 
-/* Only what `echo >` does: a control file is truncated. */
+/* Of a control file only what `echo >` does: it is truncated. */
 static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
                        struct fuse_file_info *fi)
 {
     enum ws_tree_kind kind = ws_ino_kind(ino);
-    (void)attr;
     if ((kind == WS_KIND_ROOT_VIEW || kind == WS_KIND_MODEL_VIEW) && (to_set & FUSE_SET_ATTR_SIZE) &&
         !(to_set & (FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)))
         op_getattr(req, ino, fi);
     else
-        fuse_reply_err(req, EROFS);
+        ws_side_op_setattr(req, ino, attr, to_set);
 }
 
 static void op_readlink(fuse_req_t req, fuse_ino_t ino)
@@ -363,19 +363,9 @@ static void op_statfs(fuse_req_t req, fuse_ino_t ino)
 
 /* --- what is refused --- */
 
-static void op_mknod(fuse_req_t req, fuse_ino_t p, const char *n, mode_t m, dev_t d)
-{
-    (void)p, (void)n, (void)m, (void)d;
-    fuse_reply_err(req, EROFS);
-}
 static void op_mkdir(fuse_req_t req, fuse_ino_t p, const char *n, mode_t m)
 {
     (void)p, (void)n, (void)m;
-    fuse_reply_err(req, EROFS);
-}
-static void op_remove(fuse_req_t req, fuse_ino_t p, const char *n)
-{
-    (void)p, (void)n;
     fuse_reply_err(req, EROFS);
 }
 static void op_symlink(fuse_req_t req, const char *t, fuse_ino_t p, const char *n)
@@ -388,15 +378,11 @@ static void op_link(fuse_req_t req, fuse_ino_t i, fuse_ino_t p, const char *n)
     (void)i, (void)p, (void)n;
     fuse_reply_err(req, EROFS);
 }
-static void op_rename(fuse_req_t req, fuse_ino_t p, const char *n, fuse_ino_t q, const char *m, unsigned f)
-{
-    (void)p, (void)n, (void)q, (void)m, (void)f;
-    fuse_reply_err(req, EROFS);
-}
 static void op_setxattr(fuse_req_t req, fuse_ino_t i, const char *n, const char *v, size_t s, int f)
 {
+    const struct ws_fs *fs = fuse_req_userdata(req);
     (void)i, (void)n, (void)v, (void)s, (void)f;
-    fuse_reply_err(req, EROFS);
+    fuse_reply_err(req, fs->names.is_written ? ENOTSUP : EROFS); /* which who copies a file passes over */
 }
 
 static void op_init(void *arg, struct fuse_conn_info *conn)
@@ -406,13 +392,13 @@ static void op_init(void *arg, struct fuse_conn_info *conn)
     conn->max_readahead = 4 << 20;
     conn->max_background = MAX_BACKGROUND;
     conn->congestion_threshold = MAX_BACKGROUND;
+    if (fs->names.model && (conn->capable & FUSE_CAP_PARALLEL_DIROPS))
+        conn->want |= FUSE_CAP_PARALLEL_DIROPS; /* a look-up that waits for a source holds up no other */
 #if WS_HAVE_PASSTHROUGH
     if (fs->reads == WS_READS_PASSTHROUGH && (conn->capable & FUSE_CAP_PASSTHROUGH)) {
         conn->want |= FUSE_CAP_PASSTHROUGH;
         conn->max_backing_stack_depth = 0;
     }
-#else
-    (void)fs;
 #endif
 }
 
@@ -423,12 +409,13 @@ const struct fuse_lowlevel_ops ws_fs_ops = {
     .getattr = op_getattr,
     .setattr = op_setattr,
     .readlink = op_readlink,
-    .mknod = op_mknod,
+    .create = ws_side_op_create,
+    .mknod = ws_side_op_mknod,
     .mkdir = op_mkdir,
-    .unlink = op_remove,
-    .rmdir = op_remove,
+    .unlink = ws_side_op_unlink,
+    .rmdir = ws_side_op_rmdir,
     .symlink = op_symlink,
-    .rename = op_rename,
+    .rename = ws_side_op_rename,
     .link = op_link,
     .open = ws_op_open,
     .read = ws_op_read,

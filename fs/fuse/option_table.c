@@ -284,6 +284,18 @@ static int set_fsname(struct ws_mount_options *o, const char *value)
     return value[0] ? keep_fsname(o, value) : -EINVAL;
 }
 
+static int set_root(struct ws_mount_options *o, const char *value)
+{
+    o->root = ws_mount_option_keep(o, value);
+    return o->root ? 0 : -ENOMEM;
+}
+
+static int set_names(struct ws_mount_options *o, const char *value)
+{
+    o->names = ws_mount_option_keep(o, value);
+    return o->names ? 0 : -ENOMEM;
+}
+
 static int set_group(struct ws_mount_options *o, const char *value)
 {
     gid_t gid;
@@ -422,6 +434,14 @@ static const struct ws_mount_option table[] = {
      "alone, or, with the word learn, only what readers have read of versions before: of MODEL, or of all "
      "models that are not views; given again for other models (wsync(7), "
      "SUBSETS). Default: all"},
+    {"root", "MODEL", set_root,
+     "the mount's own folder is that of this model, whose versions are all that it lists; MODEL, ctl, status "
+     "and "
+     "their like are there by name (wsync(7), FRAMEWORKS' NAMES). Default: all models are listed"},
+    {"names", "PATTERN", set_names,
+     "how versions are called there, as a framework does: step_{N}, weight_v{N:06d}, {name}-v{N}, or a name "
+     "without "
+     "{N}, which is the newest version; files get 0644. Needs root=; default: {N}"},
     {"keep", "N", set_keep,
      "newest complete versions that are kept for going back; default 2. Of a unix: source's own memory the "
      "mount keeps the current version, or else one, besides the newest"},

@@ -21,6 +21,7 @@ struct ws_mount_options {
     gid_t gid, ctl_gid; /* (gid_t)-1: none */
     mode_t mode;        /* of files; folders get the search bits that go with it */
     unsigned deadline_ms;
+    const char *root, *names; /* names.h; NULL: all models, by their own names */
     char *log_file, *audit_log, *fsname, *state, *config, *host, *listen, *listen_tokens, *files;
     bool asks_parents; /* topology=auto */
     const char *rack, *peer_token, *peer_token_file;

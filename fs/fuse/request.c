@@ -56,6 +56,12 @@ void ws_request_error(struct ws_request *rq, int code)
     ws_request_end(rq);
 }
 
+/* With rq->lock. True: what it waits for will not run it again. */
+static bool cancel_wait(struct ws_request *rq)
+{
+    return rq->asks ? ws_inquiry_cancel(rq->fs->store, &rq->inquiry) : ws_waiter_cancel(&rq->wait);
+}
+
 /* libfuse runs this under the request's lock; taking the handler away waits for it. */
 static void on_interrupt(fuse_req_t req, void *arg)
 {
@@ -65,7 +71,7 @@ static void on_interrupt(fuse_req_t req, void *arg)
     bool ours = false;
     if (rq->phase == WS_REQUEST_STARTING) {
         rq->interrupted = true;
-    } else if (rq->phase == WS_REQUEST_PARKED && ws_waiter_cancel(&rq->wait)) {
+    } else if (rq->phase == WS_REQUEST_PARKED && cancel_wait(rq)) {
         rq->phase = WS_REQUEST_FINISHED;
         ours = true;
     }
@@ -83,19 +89,75 @@ static void report_gone(struct ws_request *rq)
     ws_control_record_absent(rq->fs->control, rq->waited_for, &why);
 }
 
-static void on_done(struct ws_waiter *w, int result)
+static void finish(struct ws_request *rq)
 {
-    struct ws_request *rq = (struct ws_request *)(void *)((char *)w - offsetof(struct ws_request, wait));
     pthread_mutex_lock(&rq->lock);
     rq->phase = WS_REQUEST_FINISHED;
     pthread_mutex_unlock(&rq->lock);
     fuse_req_interrupt_func(rq->req, NULL, NULL);
+}
+
+static void on_done(struct ws_waiter *w, int result)
+{
+    struct ws_request *rq = (struct ws_request *)(void *)((char *)w - offsetof(struct ws_request, wait));
+    finish(rq);
     if (result == -ESTALE)
         report_gone(rq);
     if (result < 0)
         ws_request_error(rq, -result);
     else
         rq->run(rq);
+}
+
+static void on_asked(struct ws_inquiry *q)
+{
+    struct ws_request *rq = (struct ws_request *)(void *)((char *)q - offsetof(struct ws_request, inquiry));
+    finish(rq);
+    rq->run(rq);
+}
+
+/* Before the wait begins, which may be done, and end the request, at once: with a reference for end_parking. */
+static unsigned begin_parking(struct ws_request *rq, bool asks)
+{
+    pthread_mutex_lock(&rq->lock);
+    rq->asks = asks;
+    rq->phase = WS_REQUEST_STARTING;
+    rq->interrupted = false;
+    const unsigned generation = ++rq->generation;
+    rq->refs++;
+    pthread_mutex_unlock(&rq->lock);
+    fuse_req_interrupt_func(rq->req, on_interrupt, rq);
+    return generation;
+}
+
+/* waits: done will be called, or was. True: the request was interrupted meanwhile, and done is not called. */
+static bool end_parking(struct ws_request *rq, unsigned generation, bool waits)
+{
+    bool interrupted = false;
+    pthread_mutex_lock(&rq->lock);
+    if (waits && rq->generation == generation && rq->phase == WS_REQUEST_STARTING) {
+        rq->phase = WS_REQUEST_PARKED;
+        interrupted = rq->interrupted && cancel_wait(rq);
+        if (interrupted)
+            rq->phase = WS_REQUEST_FINISHED;
+    }
+    pthread_mutex_unlock(&rq->lock);
+    if (!waits || interrupted)
+        fuse_req_interrupt_func(rq->req, NULL, NULL);
+    return interrupted;
+}
+
+bool ws_request_ask(struct ws_request *rq, const char *model, const uint64_t *number)
+{
+    rq->has_asked = true;
+    rq->inquiry = (struct ws_inquiry){.done = on_asked};
+    const unsigned generation = begin_parking(rq, true);
+    const bool waits = ws_inquiry_start(rq->fs->store, model, number, &rq->inquiry) == 0;
+    if (end_parking(rq, generation, waits))
+        ws_request_error(rq, EINTR);
+    /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): begin_parking's reference, not the one that just ended */
+    unref(rq);
+    return waits;
 }
 
 void ws_request_park(struct ws_request *rq, struct ws_version *v, size_t file, size_t first, size_t n,
@@ -109,26 +171,12 @@ void ws_request_park(struct ws_request *rq, struct ws_version *v, size_t file, s
     struct ws_version *before = rq->waited_for;
     rq->waited_for = ws_version_get(v);
     rq->wait = (struct ws_waiter){.done = on_done};
-    rq->phase = WS_REQUEST_STARTING;
-    rq->interrupted = false;
-    const unsigned generation = ++rq->generation;
-    rq->refs++; /* until this function is through: done may come at once */
     pthread_mutex_unlock(&rq->lock);
     if (before)
         ws_version_put(before);
-    fuse_req_interrupt_func(rq->req, on_interrupt, rq);
-    int here = ws_version_await(v, file, first, n, timeout_ms, &rq->wait);
-    bool interrupted = false;
-    pthread_mutex_lock(&rq->lock);
-    if (here == 0 && rq->generation == generation && rq->phase == WS_REQUEST_STARTING) {
-        rq->phase = WS_REQUEST_PARKED;
-        interrupted = rq->interrupted && ws_waiter_cancel(&rq->wait);
-        if (interrupted)
-            rq->phase = WS_REQUEST_FINISHED;
-    }
-    pthread_mutex_unlock(&rq->lock);
-    if (here != 0 || interrupted)
-        fuse_req_interrupt_func(rq->req, NULL, NULL);
+    const unsigned generation = begin_parking(rq, false);
+    const int here = ws_version_await(v, file, first, n, timeout_ms, &rq->wait);
+    const bool interrupted = end_parking(rq, generation, here == 0);
     if (!interrupted && here == -ESTALE)
         report_gone(rq);
     if (interrupted)
@@ -137,6 +185,6 @@ void ws_request_park(struct ws_request *rq, struct ws_version *v, size_t file, s
         rq->run(rq);
     else if (here < 0)
         ws_request_error(rq, -here);
-    unref(
-        rq); /* NOLINT(clang-analyzer-unix.Malloc): the reference taken above, not the one that just ended */
+    /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): begin_parking's reference, not the one that just ended */
+    unref(rq);
 }

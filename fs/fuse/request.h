@@ -4,6 +4,7 @@
 #ifndef WS_FS_FUSE_REQUEST_H
 #define WS_FS_FUSE_REQUEST_H
 #include "fs/fuse/fs.h"
+#include "fs/store/inquiry.h"
 
 #define WS_LIST_MS 10000 /* longest wait of what only lists a folder */
 
@@ -17,8 +18,11 @@ struct ws_request {
     off_t off;
     struct fuse_file_info fi;
     bool plus;
+    bool has_asked; /* ws_request_ask was through */
     /* parking: private to request.c */
     struct ws_waiter wait;
+    struct ws_inquiry inquiry;
+    bool asks;                     /* it waits for that */
     struct ws_version *waited_for; /* what is waited for */
     pthread_mutex_t lock;
     int refs, tries;
@@ -38,5 +42,8 @@ void ws_request_error(struct ws_request *rq, int positive_errno); /* replies and
  * The request may be over and freed when this returns: the caller must not touch it any more. */
 void ws_request_park(struct ws_request *rq, struct ws_version *v, size_t file, size_t first, size_t n,
                      unsigned timeout_ms);
+/* Parks until the sources were asked for a version of the model (ws_inquiry_start), then runs again, with has_asked. False:
+ * it is not parked, as nobody is there to ask, and has_asked is set; true: the caller must not touch it any more. */
+bool ws_request_ask(struct ws_request *rq, const char *model, const uint64_t *number);
 
 #endif

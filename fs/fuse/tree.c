@@ -28,18 +28,19 @@ static const struct view_name meta_views[] = {{WS_VIEW_MANIFEST, "manifest.json"
                                               {WS_VIEW_CHANGED, "changed"},
                                               {WS_VIEW_CUDA_IPC, "cuda_ipc.json"}};
 static const char *const links[WS_LINK_COUNT] = {"latest", "current", "previous"};
-#define TENSORS "tensors"
-#define META    ".wsync"
-#define CHANGES "changes-from-"
+#define TENSORS    "tensors"
+#define META       ".wsync"
+#define CHANGES    "changes-from-"
+#define INDEX_MASK 0x7FFFFFFFUL
 
 fuse_ino_t ws_ino(uint64_t id, enum ws_tree_kind kind, uint64_t index)
 {
-    return id << 36 | (uint64_t)kind << 32 | index;
+    return id << 36 | (uint64_t)kind << 31 | index;
 }
 
 enum ws_tree_kind ws_ino_kind(fuse_ino_t ino)
 {
-    return (enum ws_tree_kind)(ino >> 32 & 15);
+    return (enum ws_tree_kind)(ino >> 31 & 31);
 }
 
 uint64_t ws_ino_id(fuse_ino_t ino)
@@ -51,7 +52,17 @@ uint64_t ws_ino_index(fuse_ino_t ino)
 {
     enum ws_tree_kind kind = ws_ino_kind(ino);
     bool view = kind == WS_KIND_ROOT_VIEW || kind == WS_KIND_MODEL_VIEW; /* see view_ino */
-    return ino & (view ? 0xFF : 0xFFFFFFFF);
+    return ino & (view ? 0xFF : INDEX_MASK);
+}
+
+fuse_ino_t ws_side_ino(uint64_t number)
+{
+    return ws_ino(number >> 31, WS_KIND_SIDE, number & INDEX_MASK);
+}
+
+uint64_t ws_side_number(fuse_ino_t ino)
+{
+    return ws_ino_id(ino) << 31 | ws_ino_index(ino);
 }
 
 mode_t ws_tree_kind_type(enum ws_tree_kind kind)
@@ -94,6 +105,7 @@ int ws_tree_node_get(struct ws_fs *fs, fuse_ino_t ino, struct ws_tree_node *out)
     case WS_KIND_ROOT:
     case WS_KIND_ROOT_VIEW:
     case WS_KIND_REGIONS:
+    case WS_KIND_SIDE: /* its attributes say whether it is there */
         return 0;
     case WS_KIND_MODEL:
     case WS_KIND_MODEL_VIEW:
@@ -121,6 +133,7 @@ void ws_tree_node_release(struct ws_tree_node *n)
 
 static struct ws_version *link_target(struct ws_model *m, uint64_t index)
 {
+    index &= ~WS_NAMED;
     return index == WS_LINK_LATEST    ? ws_model_latest(m)
            : index == WS_LINK_CURRENT ? ws_model_current(m)
                                       : ws_model_previous(m);
@@ -130,10 +143,10 @@ int ws_tree_node_target(struct ws_fs *fs, const struct ws_tree_node *n, char *ou
 {
     if (n->kind == WS_KIND_LINK) {
         char name[64];
-        int rc = ws_version_cache_link(fs, n->version, n->index, name);
+        int rc = ws_version_cache_link(fs, n->version, n->index & ~WS_NAMED, name);
         if (rc < 0)
             return rc;
-        snprintf(out, cap, "../../" WS_REGIONS_NAME "/%s", name);
+        snprintf(out, cap, "%s" WS_REGIONS_NAME "/%s", n->index & WS_NAMED ? "../" : "../../", name);
         return 0;
     }
     char name[WS_MAX_NAME + 1];
@@ -141,7 +154,10 @@ int ws_tree_node_target(struct ws_fs *fs, const struct ws_tree_node *n, char *ou
         n->kind == WS_KIND_VERSION_LINK ? ws_version_get(n->version) : link_target(n->model, n->index);
     if (!v)
         return -ENOENT;
-    ws_version_name(v, name);
+    if (!(n->index & WS_NAMED))
+        ws_version_name(v, name);
+    else if (!ws_names_of(&fs->names, v, name))
+        name[0] = '\0';
     ws_version_put(v);
     snprintf(out, cap, "%s", name);
     return name[0] ? 0 : -ENOENT;
@@ -189,6 +205,17 @@ static int tensor_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct st
     return 0;
 }
 
+/* Frameworks that sort folders by their times find the versions in their order. */
+static void set_published(struct ws_version *v, struct stat *st)
+{
+    struct ws_version_info info;
+
+    ws_version_info(v, &info);
+    if (info.created_ns)
+        st->st_mtim =
+            (struct timespec){(time_t)(info.created_ns / 1000000000), (long)(info.created_ns % 1000000000)};
+}
+
 int ws_tree_node_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct stat *st, double *timeout)
 {
     const struct ws_mount_options *o = &fs->options;
@@ -206,6 +233,8 @@ int ws_tree_node_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct sta
         st->st_nlink = 2;
         st->st_mode = S_IFDIR | o->mode | ((o->mode & 0444) >> 2);
         *timeout = n->version ? WS_FOREVER : 0;
+        if (n->version && (n->index & WS_NAMED))
+            set_published(n->version, st);
         break;
     case S_IFLNK:
         st->st_mode = S_IFLNK | 0777;
@@ -218,6 +247,10 @@ int ws_tree_node_attr(struct ws_fs *fs, const struct ws_tree_node *n, struct sta
             rc = file_attr(fs, n, st);
         } else if (n->kind == WS_KIND_TENSOR) {
             rc = tensor_attr(fs, n, st);
+        } else if (n->kind == WS_KIND_SIDE) {
+            st->st_mode = S_IFREG | o->mode;
+            rc = ws_side_attr(&fs->side, ws_side_number(n->ino), st);
+            *timeout = 0;
         } else {
             const bool is_view = n->kind == WS_KIND_ROOT_VIEW || n->kind == WS_KIND_MODEL_VIEW;
             control_attr(fs, st, is_view && ws_view_is_written((enum ws_view)n->index));
@@ -249,14 +282,59 @@ static const struct view_name *find_view(const struct view_name *views, size_t n
  * written or truncated, and a second writer, or a cancel, could not even ask while the first command runs. */
 static fuse_ino_t view_ino(struct ws_fs *fs, uint64_t id, enum ws_tree_kind kind, enum ws_view view)
 {
-    uint64_t turn = ws_view_is_written(view) ? atomic_fetch_add(&fs->lookup_generation, 1) & 0xFFFFFF : 0;
+    uint64_t turn = ws_view_is_written(view) ? atomic_fetch_add(&fs->lookup_generation, 1) & 0x7FFFFF : 0;
     return ws_ino(id, kind, turn << 8 | view);
+}
+
+/* A version by its framework's name, or a link to one. */
+static int child_by_names(struct ws_fs *fs, const char *name, fuse_ino_t *ino)
+{
+    const struct ws_names *names = &fs->names;
+    struct ws_version *v = ws_names_find(names, fs->store, name);
+    if (v && names->is_written && ws_side_hides(&fs->side, v, NULL)) {
+        ws_version_put(v);
+        return -ENOENT;
+    }
+    if (v) {
+        *ino = ws_ino(ws_version_serial(v), WS_KIND_VERSION, WS_NAMED);
+        ws_version_put(v);
+        return 0;
+    }
+    struct ws_model *m = names->pattern.is_constant ? NULL : ws_store_find(fs->store, names->model);
+    int rc = -ENOENT;
+    for (size_t i = 0; m && rc < 0 && i < WS_LINK_COUNT; i++) {
+        if (strcmp(links[i], name) != 0 || !(v = link_target(m, i)))
+            continue;
+        ws_version_put(v);
+        *ino = ws_ino(ws_model_id(m), WS_KIND_MODEL_LINK, i | WS_NAMED);
+        rc = 0;
+    }
+    if (m)
+        ws_model_put(m);
+    return rc;
+}
+
+/* Who looks for a version may have been told of it before this mount was. True: parked. */
+static bool ask_for_name(struct ws_request *rq, const char *name)
+{
+    const struct ws_names *names = &rq->fs->names;
+    uint64_t number = 0;
+    if (rq->has_asked || !ws_pattern_match(&names->pattern, name, &number))
+        return false;
+    struct ws_version *known = names->pattern.is_constant ? NULL : ws_names_find(names, rq->fs->store, name);
+    if (known)
+        ws_version_put(known);
+    return !known && ws_request_ask(rq, names->model, names->pattern.is_constant ? NULL : &number);
 }
 
 static int child_of_root(struct ws_request *rq, const char *name, fuse_ino_t *ino, double *timeout)
 {
     const struct view_name *v = FIND_VIEW(root_views, name);
     *timeout = 0;
+    if (rq->fs->names.model && ask_for_name(rq, name))
+        return 1;
+    if (rq->fs->names.model && child_by_names(rq->fs, name, ino) == 0)
+        return 0;
     if (v) {
         *ino = view_ino(rq->fs, 0, WS_KIND_ROOT_VIEW, v->view);
         return 0;
@@ -334,8 +412,8 @@ bool ws_fs_sees_reads(struct ws_version *v, size_t file)
            !ws_version_is_known(v);
 }
 
-/* The inode of a version's file: FILE, FILL or LINK, by what is here and by the mode. */
-static fuse_ino_t file_ino(struct ws_fs *fs, struct ws_version *v, size_t file)
+/* The inode of a version's file: FILE, FILL or LINK, by what is here and by the mode. folder: its folder's index. */
+static fuse_ino_t file_ino(struct ws_fs *fs, struct ws_version *v, size_t file, uint64_t folder)
 {
     char name[64];
     bool complete = ws_version_is_complete(v);
@@ -346,7 +424,7 @@ static fuse_ino_t file_ino(struct ws_fs *fs, struct ws_version *v, size_t file)
         kind = WS_KIND_LINK;
     else if (!complete && (fs->options.open != WS_OPEN_WAIT || fs->reads == WS_READS_LINK))
         kind = WS_KIND_FILL;
-    return ws_ino(ws_version_serial(v), kind, file);
+    return ws_ino(ws_version_serial(v), kind, kind == WS_KIND_LINK ? file | (folder & WS_NAMED) : file);
 }
 
 /* There is no such name; where it was left out, last_error says so. */
@@ -358,10 +436,11 @@ static int absent(struct ws_fs *fs, struct ws_version *v, const char *name, bool
     return -ENOENT;
 }
 
-static int child_of_version(struct ws_request *rq, struct ws_version *v, const char *name, fuse_ino_t *ino,
-                            double *timeout)
+static int child_of_version(struct ws_request *rq, const struct ws_tree_node *p, const char *name,
+                            fuse_ino_t *ino, double *timeout)
 {
-    if (strcmp(name, TENSORS) == 0 || strcmp(name, META) == 0) {
+    struct ws_version *v = p->version;
+    if (!(p->index & WS_NAMED) && (strcmp(name, TENSORS) == 0 || strcmp(name, META) == 0)) {
         *ino = ws_ino(ws_version_serial(v), name[0] == '.' ? WS_KIND_META : WS_KIND_TENSORS, 0);
         *timeout = WS_FOREVER;
         return 0;
@@ -372,9 +451,18 @@ static int child_of_version(struct ws_request *rq, struct ws_version *v, const c
         return 1;
     }
     const struct ws_manifest_file *f = ws_manifest_find(m, name);
+    const bool is_written = (p->index & WS_NAMED) && rq->fs->names.is_written;
+    const uint64_t side = f || !is_written ? 0 : ws_side_find(&rq->fs->side, v, name);
+    if (side) {
+        *ino = ws_side_ino(side);
+        *timeout = 0;
+        return 0;
+    }
+    if (f && is_written && ws_side_hides(&rq->fs->side, v, name))
+        return -ENOENT;
     if (!f)
         return absent(rq->fs, v, name, false);
-    *ino = file_ino(rq->fs, v, (size_t)(f - m->files));
+    *ino = file_ino(rq->fs, v, (size_t)(f - m->files), p->index);
     /* A name that fills is looked up each time, so that the next lookup finds what it became. */
     *timeout = ws_ino_kind(*ino) == WS_KIND_FILL || !ws_version_is_complete(v) ? 0 : WS_FOREVER;
     return 0;
@@ -442,7 +530,7 @@ int ws_tree_node_child(struct ws_request *rq, const struct ws_tree_node *p, cons
     case WS_KIND_MODEL:
         return child_of_model(rq->fs, p->model, name, ino, timeout);
     case WS_KIND_VERSION:
-        return child_of_version(rq, p->version, name, ino, timeout);
+        return child_of_version(rq, p, name, ino, timeout);
     case WS_KIND_TENSORS:
         return child_of_tensors(rq, p->version, name, ino, timeout);
     case WS_KIND_META: {
@@ -466,6 +554,7 @@ int ws_tree_node_child(struct ws_request *rq, const struct ws_tree_node *p, cons
 struct listing {
     ws_visit_name *visit;
     void *arg;
+    struct ws_side *side; /* NULL: versions are not removed by programs */
 };
 
 static void list_model(void *arg, struct ws_model *m)
@@ -498,15 +587,46 @@ static void list_model_folder(struct ws_model *m, struct listing *l)
     ws_model_each(m, list_version, l);
 }
 
-static int list_version_folder(struct ws_request *rq, struct ws_version *v, struct listing *l)
+static void list_side(void *arg, const char *name, uint64_t number)
 {
+    const struct listing *l = arg;
+    l->visit(l->arg, name, ws_side_ino(number));
+}
+
+static void list_named(void *arg, const char *name, struct ws_version *v)
+{
+    const struct listing *l = arg;
+    if (!l->side || !ws_side_hides(l->side, v, NULL))
+        l->visit(l->arg, name, ws_ino(ws_version_serial(v), WS_KIND_VERSION, WS_NAMED));
+}
+
+static void list_root(struct ws_fs *fs, struct listing *l)
+{
+    if (fs->names.model) {
+        ws_names_each(&fs->names, fs->store, list_named, l);
+        return;
+    }
+    for (size_t i = 0; i < sizeof(root_views) / sizeof(root_views[0]); i++)
+        l->visit(l->arg, root_views[i].name, ws_ino(0, WS_KIND_ROOT_VIEW, root_views[i].view));
+    ws_store_each(fs->store, list_model, l);
+}
+
+static int list_version_folder(struct ws_request *rq, const struct ws_tree_node *n, struct listing *l)
+{
+    struct ws_version *v = n->version;
     const struct ws_manifest *m = ws_version_files(v);
     if (!m) {
         ws_request_park(rq, v, 0, 0, 0, ws_tree_list_ms(rq->fs, v));
         return 1;
     }
+    const bool is_written = (n->index & WS_NAMED) && rq->fs->names.is_written;
     for (size_t i = 0; i < m->n_files; i++)
-        l->visit(l->arg, m->files[i].name, file_ino(rq->fs, v, i));
+        if (!is_written || !ws_side_hides(&rq->fs->side, v, m->files[i].name))
+            l->visit(l->arg, m->files[i].name, file_ino(rq->fs, v, i, n->index));
+    if (is_written)
+        ws_side_each(&rq->fs->side, v, list_side, l);
+    if (n->index & WS_NAMED)
+        return 0;
     l->visit(l->arg, TENSORS, ws_ino(ws_version_serial(v), WS_KIND_TENSORS, 0));
     l->visit(l->arg, META, ws_ino(ws_version_serial(v), WS_KIND_META, 0));
     return 0;
@@ -549,18 +669,16 @@ static int list_tensors(struct ws_request *rq, struct ws_version *v, struct list
 
 int ws_tree_node_list(struct ws_request *rq, const struct ws_tree_node *n, ws_visit_name *visit, void *arg)
 {
-    struct listing l = {visit, arg};
+    struct listing l = {visit, arg, rq->fs->names.is_written ? &rq->fs->side : NULL};
     switch (n->kind) {
     case WS_KIND_ROOT:
-        for (size_t i = 0; i < sizeof(root_views) / sizeof(root_views[0]); i++)
-            visit(arg, root_views[i].name, ws_ino(0, WS_KIND_ROOT_VIEW, root_views[i].view));
-        ws_store_each(rq->fs->store, list_model, &l);
+        list_root(rq->fs, &l);
         return 0;
     case WS_KIND_MODEL:
         list_model_folder(n->model, &l);
         return 0;
     case WS_KIND_VERSION:
-        return list_version_folder(rq, n->version, &l);
+        return list_version_folder(rq, n, &l);
     case WS_KIND_TENSORS:
         return list_tensors(rq, n->version, &l);
     case WS_KIND_META:

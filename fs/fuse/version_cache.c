@@ -128,7 +128,11 @@ void ws_version_cache_release(void *arg, struct ws_version *v)
     struct ws_version_cache **at, *vc = NULL;
     char name[WS_MAX_NAME + 1];
     ws_version_name(v, name);
-    ws_invalidate_version(fs, ws_model_id(ws_version_model(v)), name);
+    ws_invalidate_name(fs, ws_ino(ws_model_id(ws_version_model(v)), WS_KIND_MODEL, 0), name);
+    if (fs->names.is_written)
+        ws_side_prune(&fs->side, ws_version_model(v));
+    if (ws_names_of(&fs->names, v, name))
+        ws_invalidate_name(fs, FUSE_ROOT_ID, name);
     pthread_mutex_lock(&fs->lock);
     for (at = &fs->version_caches; *at && (*at)->id != ws_version_serial(v); at = &(*at)->next)
         ;

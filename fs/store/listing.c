@@ -351,14 +351,24 @@ static void apply_hints_again(struct ws_poller *p, struct ws_store_events *ev)
             apply_models(s->pollers[i], s->pollers[i]->listing, ev);
 }
 
-static void apply(struct ws_poller *p, const json_t *models, uint64_t agent, bool is_static)
+/* Did another one come meanwhile that is newer? Which of two is, only one agent's numbers tell; of none, the later word is. */
+static bool is_overtaken(const struct ws_poller *p, uint64_t agent, uint64_t seq, uint64_t asked_ns)
+{
+    return p->applied_ns > asked_ns && p->agent == agent && seq < p->applied_seq;
+}
+
+static void apply(struct ws_poller *p, const json_t *models, uint64_t agent, bool is_static, uint64_t seq,
+                  uint64_t asked_ns)
 {
     struct ws_store *s = p->store;
     struct ws_store_events events;
 
     ws_store_events_init(&events);
     pthread_mutex_lock(&s->lock);
-    if (s->pollers[p->index] == p) { /* not unlisted meanwhile */
+    /* not unlisted meanwhile */
+    if (s->pollers[p->index] == p && !is_overtaken(p, agent, seq, asked_ns)) {
+        p->applied_seq = seq;
+        p->applied_ns = ws_clock_ns();
         p->reported = p->reported && p->agent == agent;
         p->agent = agent;
         p->is_static = is_static;
@@ -391,18 +401,20 @@ static void apply(struct ws_poller *p, const json_t *models, uint64_t agent, boo
     ws_store_events_notify(&events, s);
 }
 
-int ws_listing_apply(struct ws_poller *p, const json_t *listing, uint64_t *seq, struct ws_error *err)
+int ws_listing_apply(struct ws_poller *p, const json_t *listing, uint64_t asked_ns, uint64_t *seq,
+                     struct ws_error *err)
 {
     uint64_t agent = 0;
     int rc = check(p, listing, seq, err);
 
     (void)ws_number_read(json_object_get(listing, "agent"), &agent);
     if (rc == 0)
-        apply(p, json_object_get(listing, "models"), agent, json_is_true(json_object_get(listing, "static")));
+        apply(p, json_object_get(listing, "models"), agent, json_is_true(json_object_get(listing, "static")),
+              *seq, asked_ns);
     return rc;
 }
 
-void ws_listing_clear(struct ws_poller *p)
+void ws_listing_clear(struct ws_poller *p, uint64_t asked_ns)
 {
-    apply(p, NULL, p->agent, p->is_static);
+    apply(p, NULL, p->agent, p->is_static, 0, asked_ns);
 }

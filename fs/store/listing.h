@@ -4,11 +4,12 @@
 #define WS_FS_STORE_LISTING_H
 #include "fs/store/poller.h"
 
-/* Applies a listing and notifies the listeners. -EPROTO: it is malformed; nothing was changed. */
-WS_MUST_USE int ws_listing_apply(struct ws_poller *p, const json_t *listing, uint64_t *seq,
+/* Applies a listing and notifies the listeners. asked_ns: when the source was asked for it. An older one than that which
+ * holds, which was asked for beside it (inquiry.h), changes nothing. -EPROTO: it is malformed; nothing was changed. */
+WS_MUST_USE int ws_listing_apply(struct ws_poller *p, const json_t *listing, uint64_t asked_ns, uint64_t *seq,
                                  struct ws_error *err);
-/* The source offers nothing; notifies the listeners. */
-void ws_listing_clear(struct ws_poller *p);
+/* The source offers nothing; likewise. */
+void ws_listing_clear(struct ws_poller *p, uint64_t asked_ns);
 /* With store->lock: forgets what the source with that index said about a model. */
 void ws_listing_forget(struct ws_model *m, unsigned index);
 /* With store->lock: was the model removed, so that only a source of its own brings it back? */

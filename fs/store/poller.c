@@ -58,6 +58,7 @@ static int poll_once(struct ws_poller *p, uint64_t *since, bool *news)
     struct ws_error err = {0};
     json_t *listing = NULL;
     uint64_t seq = 0;
+    const uint64_t asked_ns = ws_clock_ns();
     int rc = ws_source_models(p->source, p->model, *since, WS_POLL_MS, &p->stop, &listing, &err);
 
     *news = false;
@@ -67,13 +68,13 @@ static int poll_once(struct ws_poller *p, uint64_t *since, bool *news)
     }
     if (rc == -ENOENT && p->model) {
         /* It answers, and does not know the model yet. */
-        ws_listing_clear(p);
+        ws_listing_clear(p, asked_ns);
         record_result(p, 0, &err);
         *since = 0;
         return -ENOENT;
     }
     if (rc == 0)
-        rc = ws_listing_apply(p, listing, &seq, &err);
+        rc = ws_listing_apply(p, listing, asked_ns, &seq, &err);
     json_decref(listing);
     record_result(p, rc, &err);
     *news = rc == 0 && seq != *since;

@@ -3,6 +3,7 @@
 #ifndef WS_FS_STORE_POLLER_H
 #define WS_FS_STORE_POLLER_H
 #include "fs/store/events.h"
+#include "fs/store/inquiry.h"
 #include "fs/store/state.h"
 
 struct ws_poller {
@@ -20,7 +21,9 @@ struct ws_poller {
     _Atomic uint64_t hung_ns; /* when it last left a request for a signature without an answer; 0: never */
     /* guarded by store->lock */
     bool up, answered;
-    bool is_said_up;           /* what the log said last */
+    bool is_said_up; /* what the log said last */
+    struct ws_inquirer inquirer;
+    uint64_t applied_seq, applied_ns; /* of the listing that holds, and when that was */
     uint64_t agent;            /* its id in the last listing; a new one is an agent that was restarted */
     bool circles;              /* it lists versions that it has from this mount */
     bool reported;             /* the mount has reported its state since the source is up */

@@ -39,6 +39,7 @@ struct ws_derived_view;
 struct ws_learned;
 struct ws_tensor_order;
 struct ws_block_set;
+struct ws_inquiry;
 
 /* One file of a version: which of its blocks are here, and where. */
 struct ws_file_state {
@@ -241,6 +242,10 @@ struct ws_store {
     unsigned n_reports;   /* that wait or are being sent, to all agents */
     unsigned n_reporters; /* threads */
     bool threads_stop;
+    /* inquiry.c */
+    LIST_HEAD(ws_inquiries, ws_inquiry) inquiries;
+    size_t n_inquiries;
+    uint64_t inquiry_logged_ns;
 };
 
 void ws_store_put(struct ws_store *s); /* the last one frees it; without any lock */

@@ -6,6 +6,7 @@
 #include "fs/store/content.h"
 #include "fs/store/events.h"
 #include "fs/store/growing.h"
+#include "fs/store/inquiry.h"
 #include "fs/store/part_description.h"
 #include "fs/store/wants.h"
 #include "transports/base/clock.h"
@@ -270,6 +271,7 @@ static void *deadline_main(void *arg)
 {
     struct ws_store *s = arg;
     struct ws_store_events events;
+    struct ws_inquiry *inquiries;
     struct ws_waiter *chain;
 
     ws_store_events_init(&events);
@@ -283,9 +285,11 @@ static void *deadline_main(void *arg)
             continue;
         }
         chain = collect_due(s, now, false, &events);
+        inquiries = ws_inquiries_collect_due(s, now, false, &s->next_deadline_ns);
         pthread_mutex_unlock(&s->lock);
         ws_store_events_notify(&events, s); /* first: done may look why it failed */
         ws_waiters_complete(chain);
+        ws_inquiries_complete(inquiries);
         pthread_mutex_lock(&s->lock);
     }
     pthread_mutex_unlock(&s->lock);
@@ -303,11 +307,14 @@ int ws_waiters_start(struct ws_store *s, struct ws_error *err)
 
 void ws_waiters_stop(struct ws_store *s)
 {
+    struct ws_inquiry *inquiries;
     struct ws_waiter *chain;
 
     pthread_join(s->deadline_thread, NULL);
     pthread_mutex_lock(&s->lock);
     chain = collect_due(s, 0, true, NULL);
+    inquiries = ws_inquiries_collect_due(s, 0, true, NULL);
     pthread_mutex_unlock(&s->lock);
     ws_waiters_complete(chain);
+    ws_inquiries_complete(inquiries);
 }

@@ -225,3 +225,18 @@ int mounts_each_folder(const char *path, bool may_be_gone, int (*visit)(void *ar
     free(names);
     return code;
 }
+
+int mounts_each_model(const char *mount, int (*visit)(void *arg, const char *name), void *arg)
+{
+    static const char key[] = "model ";
+    char *text = mounts_read("%s/status", mount), *save = NULL;
+    int code = CLI_OK;
+
+    if (!text)
+        return cli_fail("cannot read %s/status: %s%s", mount, strerror(errno), mounts_hint(errno));
+    for (char *line = strtok_r(text, "\n", &save); line && code == CLI_OK; line = strtok_r(NULL, "\n", &save))
+        if (strncmp(line, key, strlen(key)) == 0)
+            code = visit(arg, line + strlen(key));
+    free(text);
+    return code;
+}

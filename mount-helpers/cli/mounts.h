@@ -27,6 +27,8 @@ int mounts_write(const char *path, const char *text);
  * failure where there is no such path. CLI_OK, what visit said, or CLI_FAILED with its sentence. */
 int mounts_each_folder(const char *path, bool may_be_gone, int (*visit)(void *arg, const char *name),
                        void *arg);
+/* The same with the name of each model of a mount, which need not list them (root=). */
+int mounts_each_model(const char *mount, int (*visit)(void *arg, const char *name), void *arg);
 /* Value of "key value" in flat text: malloc'ed or NULL. */
 char *mounts_value(const char *text, const char *key);
 

@@ -85,7 +85,7 @@ static int run_ls(const struct cli_args *args)
     struct view v = {.mount = mounts_pick_model(args, &model),
                      .rows = json ? json_array() : NULL,
                      .table = json ? NULL : table_new(columns, sizeof columns / sizeof columns[0], 0)};
-    int code = model ? list_model(&v, model, false) : mounts_each_folder(v.mount, false, list_each, &v);
+    int code = model ? list_model(&v, model, false) : mounts_each_model(v.mount, list_each, &v);
     if (v.table && !v.n && code == CLI_OK)
         fprintf(stderr, "no version is known at %s yet\n", v.mount);
     if (v.table)

@@ -47,7 +47,7 @@ static json_t *read_mount(const char *mount, const char *model, int *code)
     free(text);
     *code = !root   ? cli_fail("cannot read %s/status: %s%s", mount, strerror(errno), mounts_hint(errno))
             : model ? read_model(&r, model)
-                    : mounts_each_folder(mount, false, read_model, &r);
+                    : mounts_each_model(mount, read_model, &r);
     if (*code == CLI_OK) {
         json_object_set_new(root, "mount", json_text(mount));
         json_object_set_new(root, "models", r.models);

@@ -19,6 +19,7 @@
 #define SHOWN "%.160s"
 
 static const char *const sidecar_suffixes[] = {".json", ".txt", ".model", ".tiktoken", ".jinja"};
+static const char stable_marker[] = "STABLE"; /* of PRIME-RL: with it a folder is whole */
 static const char *const pickle_suffixes[] = {".bin", ".pt", ".pth", ".ckpt"};
 
 static bool ends_with(const char *name, const char *suffix)
@@ -79,9 +80,14 @@ static int add_file(struct ws_folder *f, const char *name, const struct stat *st
     return 0;
 }
 
+static bool is_called_sidecar(const char *name)
+{
+    return ENDS_WITH_ANY(name, sidecar_suffixes) || strcmp(name, stable_marker) == 0;
+}
+
 int ws_folder_is_sidecar(const char *name)
 {
-    return ws_name_is_file(name) && ENDS_WITH_ANY(name, sidecar_suffixes);
+    return ws_name_is_file(name) && is_called_sidecar(name);
 }
 
 static void leave_out(struct ws_folder *f, const char *name)
@@ -116,7 +122,7 @@ static int look_at(struct ws_folder *f, const char *name, bool *pickles, struct 
         return 0;
     if (ENDS_WITH_ANY(name, pickle_suffixes))
         *pickles = true;
-    if (!ws_shard_is(name) && !ENDS_WITH_ANY(name, sidecar_suffixes)) {
+    if (!ws_shard_is(name) && !is_called_sidecar(name)) {
         leave_out(f, name);
         return 0;
     }
