@@ -299,3 +299,55 @@ def test_services():
     assert good.heard == [("/notify_version", {"model_id": m, "version": v, "sender_endpoint": s}) for m, (v, s) in models.items()]
     assert astraflow.notify_services([good.url], models)[good.url, "m0"] == {"ok": True, "model_id": "m0", "pulled": False}
     assert astraflow.notify_services([], models) == {}
+
+
+def test_forgotten(manager):
+    """a manager that nobody holds any more at the trainer's exit: its agent is ended all the same"""
+    code = """
+import gc, sys
+sys.path[:0] = sys.argv[3:]
+from python.test_astraflow import Config, SenderConfig, astraflow, parameters
+astraflow._folder = lambda: sys.argv[2]
+def train():
+    m = astraflow.WeightManager(Config(SenderConfig(int(sys.argv[1]), sys.argv[2] + "/log"), ["full"]))
+    m.initialize(parameters().items(), 0, 0)
+    print(m._agent._process.pid, flush=True)
+train()
+gc.collect()
+"""
+    port = world.free_port()
+    said = subprocess.run([sys.executable, "-c", code, str(port), astraflow._folder(), *sys.path], stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    with pytest.raises(OSError):
+        call(f"http://127.0.0.1:{port}/get_version")
+    assert not os.path.exists(f"/proc/{said.stdout.strip()}")
+
+
+def test_forked_workers(manager):
+    """a worker that the trainer has forked, and that outlives it or its manager, does not hold the port's lock"""
+    m = manager()
+    m.initialize(parameters().items(), 0, 0)
+    end_read, end_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(end_write)
+        os.read(end_read, 1)
+        os._exit(0)
+    try:
+        lock = os.fstat(m._agent._lock)
+        held = [os.stat(f"/proc/{child}/fd/{n}") for n in os.listdir(f"/proc/{child}/fd")]
+        assert lock.st_ino not in [s.st_ino for s in held if s.st_dev == lock.st_dev]
+        m.shutdown()
+        again = manager(port=m.port)
+        again.initialize(parameters().items(), 0, 0)
+    finally:
+        os.close(end_write)
+        os.waitpid(child, 0)
+
+
+def test_log_in_this_folder(manager, monkeypatch):
+    """a log_file without a folder is in the current one"""
+    m = manager()
+    monkeypatch.chdir(world.TESTDIR)
+    m.config.sender_config.log_file = "sender.log"
+    m.initialize(parameters().items(), 0, 0)
+    assert os.path.exists(world.TESTDIR + "/sender.log")

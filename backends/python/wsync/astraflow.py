@@ -26,7 +26,6 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional
 
@@ -236,7 +235,7 @@ class _Agent:
                                               "set WEIGHT_TRANSFER_HTTP_PORT to another one") from None
             _end_left_behind(path)
             log_file = log_file or f"{path}.log"
-            os.makedirs(os.path.dirname(log_file), exist_ok=True)
+            os.makedirs(os.path.dirname(os.path.abspath(log_file)), exist_ok=True)
             command = [_agents.COMMAND, "agent", "--listen", "none", "--socket", path, "--astraflow", f"{_model()}=0.0.0.0:{port}",
                        *([] if makes_deltas else ["--delta-cache", "0"]), *shlex.split(os.environ.get("WSYNC_AGENT_OPTIONS", ""))]
             with open(log_file, "ab") as out:
@@ -270,6 +269,14 @@ class _Agent:
                 process.wait()
         lock, self._lock = self._lock, -1
         if lock >= 0:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # also where a forked child has it, too
+            os.close(lock)
+        _running.discard(self)
+
+    def leave(self) -> None:
+        """In a forked child: it must not hold the lock longer than the trainer."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
             os.close(lock)
 
 
@@ -292,13 +299,22 @@ def _end_left_behind(path: str) -> None:
         time.sleep(_agents.POLL_SECONDS)
 
 
-_running: weakref.WeakSet = weakref.WeakSet()
+_running: set[_Agent] = set()  # also those whose manager is forgotten
 
 
 @atexit.register
 def _end_all() -> None:
     for agent in list(_running):
         agent.end()
+
+
+def _leave_all() -> None:
+    for agent in _running:
+        agent.leave()
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all)
 
 
 # --- AstraFlow's services: bodies are pickled dicts, and nothing that is read is ever built or called ---
