@@ -4,9 +4,12 @@ import http.server
 import os
 import pickle
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 
 import ml_dtypes
 import numpy
@@ -351,3 +354,45 @@ def test_log_in_this_folder(manager, monkeypatch):
     m.config.sender_config.log_file = "sender.log"
     m.initialize(parameters().items(), 0, 0)
     assert os.path.exists(world.TESTDIR + "/sender.log")
+
+
+def test_hostile_replies():
+    """replies whose printing, hashing or reading would take forever, or more memory than they have bytes, and those that break off: an Error each"""
+    deep = b"\x80\x04}(\x8c\x05error" + b"]" * 50000 + b"a" * 49999 + b"u."
+    many = b"\x80\x04}(\x8c\x05error]" + b"".join(b"\x940](h" + bytes([i]) + b"h" + bytes([i]) + b"e" for i in range(60)) + b"u."
+    keys = b"\x80\x04}(\x8c\x02ok\x88)" + b"".join(b"\x94h" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(60)) + b"Nu."
+    items = b"\x80\x04}(\x8c\x02ok\x88\x8c\x01x\x8f()" + b"".join(b"\x94h" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(60)) + b"\x90u."
+    big = pickle.dumps({"ok": False, "error": 1 << 40000})
+    room = b"\x80\x05}(\x8c\x02ok\x88\x8c\x01x\x96" + (1 << 30).to_bytes(8, "little") + b"u."
+    for said in (deep, many, keys, items, big, room):
+        s = Service(lambda *_: said)
+        code = "import resource, sys, wsync.astraflow as a\ntry:\n a.ready(sys.argv[1], 'a:1', timeout=20)\nexcept a.Error as e:\n print(len(str(e)) < 1000 and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 500000)"
+        run = subprocess.run(["prlimit", f"--as={2 << 30}", sys.executable, "-c", code, s.url], capture_output=True, text=True, timeout=60,
+                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        assert run.stdout == "True\n", (said[:30], run)
+
+
+def test_broken_off():
+    """a refusal whose text never comes, a connection that is reset in it, an address that is none: an Error each, and the others are told"""
+    def half(reset):
+        listener = socket.create_server(("127.0.0.1", 0))
+        world.at_end(listener.close)
+
+        def serve():
+            c, _ = listener.accept()
+            c.recv(65536)
+            c.sendall(b"HTTP/1.0 500 No\r\nContent-Length: 100\r\n\r\nfull")
+            if reset:
+                c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                time.sleep(0.3)
+                c.close()
+            kept.append(c)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    kept = []
+    good, urls = Service(), [half(False), half(True), "nowhere", "http://a b:1"]
+    replies = astraflow.notify_services([*urls, good.url], {"m": (1, "a:1")}, timeout=2)
+    assert [type(replies[url, "m"]) for url in urls] == [wsync.Timeout, wsync.Error, wsync.Error, wsync.Error], replies
+    assert replies[good.url, "m"] == {"ok": True}

@@ -321,8 +321,25 @@ os.register_at_fork(after_in_child=_leave_all)
 
 
 class _Plain(pickle._Unpickler):  # type: ignore[name-defined]
-    """Reads dicts, lists, texts, numbers; refuses whatever names a class or a function. The one in Python, since that in C makes its memo as
-    large as a reply says, gigabytes for a few bytes."""
+    """Reads dicts, lists, tuples, texts, numbers; refuses whatever names a class or a function. The one in Python, since that in C makes its
+    memo as large as a reply says, gigabytes for a few bytes. Nor are there bytearrays, which are as large as they say, nor tuples that are
+    hashed: in a few hundred bytes they hold one another so often that it never ends."""
+
+    dispatch = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+
+    def _refuse(self) -> None:
+        raise pickle.UnpicklingError("it has values that are not plain")
+
+    def _load_dict(self, opcode: bytes) -> None:
+        keys = self.stack[-2:-1] if opcode == pickle.SETITEM else self.stack[::2]
+        if any(isinstance(key, tuple) for key in keys):
+            raise pickle.UnpicklingError("it has a tuple as a key")
+        pickle._Unpickler.dispatch[opcode[0]](self)  # type: ignore[attr-defined]
+
+    for _opcode in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8):
+        dispatch[_opcode[0]] = _refuse
+    for _opcode in (pickle.DICT, pickle.SETITEM, pickle.SETITEMS):
+        dispatch[_opcode[0]] = lambda self, opcode=_opcode: self._load_dict(opcode)
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only plain values are read")
@@ -333,14 +350,17 @@ class _Plain(pickle._Unpickler):  # type: ignore[name-defined]
 
 def _post(url: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
     """Error if it was not answered with 200 and {"ok": true}."""
-    request = urllib.request.Request(url, pickle.dumps({k: v for k, v in body.items() if v is not None}, protocol=2),
-                                     {"Content-Type": "application/octet-stream"})
+    data = pickle.dumps({k: v for k, v in body.items() if v is not None}, protocol=2)
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as r:
-            status, text = r.status, r.read(MAX_REPLY_BYTES + 1)
-    except urllib.error.HTTPError as e:
-        with e:
-            status, text = e.code, e.read(MAX_REPLY_BYTES + 1)
+        request = urllib.request.Request(url, data, {"Content-Type": "application/octet-stream"})
+        try:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as r:
+                status, text = r.status, r.read(MAX_REPLY_BYTES + 1)
+        except urllib.error.HTTPError as e:
+            with e:
+                status, text = e.code, e.read(MAX_REPLY_BYTES + 1)
+    except ValueError as e:
+        raise Error(errno.EINVAL, f"{url} is no address of a service: {e}") from None
     except TimeoutError:
         raise Timeout(errno.ETIMEDOUT, f"{url} has not answered within {timeout:g} s") from None
     except (OSError, http.client.HTTPException) as e:
@@ -352,11 +372,12 @@ def _post(url: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
             raise pickle.UnpicklingError(f"it has more than {MAX_REPLY_BYTES} bytes")
         reply = _Plain(io.BytesIO(text)).load() if status == 200 or text[:1] == b"\x80" else {"error": text[:300].decode("utf-8", "replace")}
     except Exception as e:  # noqa: BLE001  # whatever a damaged pickle raises
-        raise Error(errno.EPROTO, f"{url} answered {status}, with a reply that cannot be read: {e}") from None
+        raise Error(errno.EPROTO, f"{url} answered {status}, with a reply that cannot be read: {str(e)[:300]}") from None
     result = reply.get("result") if isinstance(reply, dict) else None
     if status != 200 or not isinstance(reply, dict) or reply.get("ok") is not True or (isinstance(result, dict) and result.get("ok") is False):
-        said = [d.get(k) for d in (reply, result) if isinstance(d, dict) for k in ("error", "reason") if d.get(k)]
-        raise Error(errno.EREMOTEIO, f"{url} answered {status}: {str(said[0])[:300] if said else 'not ok'}")
+        said = [d.get(k) for d in (reply, result) if isinstance(d, dict) for k in ("error", "reason")]
+        why = next((text for text in said if isinstance(text, str) and text), "not ok")  # other values may have no end when they are printed
+        raise Error(errno.EREMOTEIO, f"{url} answered {status}: {why[:300]}")
     return reply
 
 
