@@ -209,6 +209,21 @@ def test_operators_agent(manager, monkeypatch):
     monkeypatch.setenv("WSYNC_MODEL", "critic")
     with pytest.raises(wsync.Error, match="--astraflow critic="):
         manager().initialize(parameters().items(), 0, 0)
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(404)
+            self.end_headers()
+            self.wfile.write(b'{"version": "none", "error": "no such route"}')
+
+        def log_message(self, *_):
+            pass
+
+    other = http.server.HTTPServer(("127.0.0.1", 0), Other)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    world.at_end(other.server_close)
+    world.at_end(other.shutdown)
+    with pytest.raises(wsync.Error, match="--astraflow critic="):
+        manager(port=other.server_port).initialize(parameters().items(), 0, 0)
     for start in (1, 2):  # a trainer that begins at version 1 again
         m = manager(port=port)
         m.initialize(parameters().items(), 0, 0)
@@ -329,13 +344,15 @@ def test_forked_workers(manager):
     """a worker that the trainer has forked, and that outlives it or its manager, does not hold the port's lock"""
     m = manager()
     m.initialize(parameters().items(), 0, 0)
-    end_read, end_write = os.pipe()
+    (end_read, end_write), (begun_read, begun_write) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         os.close(end_write)
+        os.write(begun_write, b".")
         os.read(end_read, 1)
         os._exit(0)
     try:
+        os.read(begun_read, 1)
         lock = os.fstat(m._agent._lock)
         held = [os.stat(f"/proc/{child}/fd/{n}") for n in os.listdir(f"/proc/{child}/fd")]
         assert lock.st_ino not in [s.st_ino for s in held if s.st_dev == lock.st_dev]
@@ -345,6 +362,8 @@ def test_forked_workers(manager):
     finally:
         os.close(end_write)
         os.waitpid(child, 0)
+        for fd in (end_read, begun_read, begun_write):
+            os.close(fd)
 
 
 def test_log_in_this_folder(manager, monkeypatch):
@@ -396,3 +415,14 @@ def test_broken_off():
     replies = astraflow.notify_services([*urls, good.url], {"m": (1, "a:1")}, timeout=2)
     assert [type(replies[url, "m"]) for url in urls] == [wsync.Timeout, wsync.Error, wsync.Error, wsync.Error], replies
     assert replies[good.url, "m"] == {"ok": True}
+
+
+def test_start_fails(manager, monkeypatch):
+    """whatever rank 0 fails of before it has an agent, the other ranks are told, who wait for the address"""
+    told = []
+    monkeypatch.setattr(astraflow._ranks, "broadcast", lambda values: told.append(values) or values)
+    m = manager()
+    m.config.strategies = None
+    with pytest.raises(wsync.Error):
+        m.initialize(parameters().items(), 0, 0)
+    assert [type(error) for _, error in told] == [wsync.Error]

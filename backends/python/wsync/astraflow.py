@@ -96,7 +96,7 @@ class WeightManager:
         if self._rank == 0:
             try:
                 told[0] = self._start()
-            except (OSError, ValueError) as e:  # the others wait
+            except Exception as e:  # noqa: BLE001  # the others wait
                 told[1] = e if isinstance(e, Error) else Error(getattr(e, "errno", None) or errno.EINVAL, str(e))
         address, error = _ranks.broadcast(told)
         if error is not None:
@@ -157,7 +157,7 @@ class WeightManager:
                     self._delta_metrics = {"weight_transfer/delta_sparsity": float(can["delta_sparsity"]),
                                            "weight_transfer/delta_size_mb": can["delta_size_bytes"] / (1 << 20),
                                            "weight_transfer/delta_num_nonzero": float(can["delta_num_nonzero"])}
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as e:
+        except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError) as e:
             log.warning("the delta to version %d: %s", self._version, e)
 
     def get_sender_endpoint(self) -> str:
@@ -208,11 +208,15 @@ def _folder() -> str:
 
 
 def _ask(port: int, route: str) -> dict[str, Any]:
-    """GET of a route of this node's listener."""
+    """GET of a route of this node's listener. ValueError: it is not one."""
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         c.request("GET", route)
-        return json.loads(c.getresponse().read(MAX_REPLY_BYTES))
+        r = c.getresponse()
+        reply = json.loads(r.read(MAX_REPLY_BYTES))
+        if r.status != 200 or not isinstance(reply, dict) or "version" not in reply:
+            raise ValueError(f"port {port} answered {r.status} to {route}: it is no listener for AstraFlow's receivers")
+        return reply
     finally:
         c.close()
 
