@@ -426,3 +426,23 @@ def test_start_fails(manager, monkeypatch):
     with pytest.raises(wsync.Error):
         m.initialize(parameters().items(), 0, 0)
     assert [type(error) for _, error in told] == [wsync.Error]
+
+
+def test_shutdown_during_a_call(manager):
+    """another thread is in a call of the publisher: that is said, and the agent is ended all the same"""
+    m = manager()
+    m.initialize(parameters().items(), 0, 0)
+    m.offload(parameters(1).items(), 1, 0, 1)
+
+    def wait(pub=m._pub):
+        with pytest.raises(wsync.Error):
+            pub.wait_loaded(1, who=5, timeout=60)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    world.wait_for(m._pub._lock.locked, "the other thread's call")
+    with pytest.raises(RuntimeError, match="another thread"):
+        m.shutdown()
+    with pytest.raises(OSError):
+        call(m.url + "/get_version")
+    waiting.join()

@@ -169,10 +169,12 @@ class WeightManager:
         pub, self._pub = self._pub, None
         agent, self._agent = self._agent, None
         self._initialized = False
-        if pub is not None:
-            pub.close()
-        if agent is not None:
-            agent.end()
+        try:
+            if pub is not None:
+                pub.close()
+        finally:
+            if agent is not None:
+                agent.end()
 
 
 class _Adapter(Source):
