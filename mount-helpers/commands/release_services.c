@@ -10,14 +10,14 @@
 /* What an option says of a model: its MODEL=VALUE, or the VALUE without a model where there is only one. */
 static const char *value_for(const struct cli_args *args, const char *option, const char *model, bool only)
 {
-    const char *text;
+    const char *text, *last = NULL;
     const size_t n = strlen(model);
     for (size_t i = 0; (text = cli_nth(args, option, i)); i++) {
         const char *equals = strchr(text, '=');
         if (equals ? (size_t)(equals - text) == n && strncmp(text, model, n) == 0 : only)
-            return equals ? equals + 1 : text;
+            last = equals ? equals + 1 : text;
     }
-    return NULL;
+    return last;
 }
 
 /* A value for a model that is not released is a slip of the pen. */

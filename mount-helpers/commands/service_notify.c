@@ -26,14 +26,16 @@ static const char *text_of(const json_t *object, const char *key)
     return text ? text : "";
 }
 
-/* {"ok": true, "result": {"ok": ...}}, or {"ok": false, "error": ...} */
+/* {"ok": true, "result": {"ok": ...}}, or {"ok": false, "error": ...}. A reply that cannot be read, as another server's, says of no load. */
 static void judge(struct letter *l, long status)
 {
     json_t *reply = pickle_read(l->reply.bytes.ptr, l->reply.bytes.len);
     const json_t *result = json_object_get(reply, "result");
-    bool no = json_is_false(json_object_get(reply, "ok")) || json_is_false(json_object_get(result, "ok"));
+    bool yes = json_is_true(json_object_get(reply, "ok")) && !json_is_false(json_object_get(result, "ok"));
     const char *why = *text_of(reply, "error") ? text_of(reply, "error") : text_of(result, "error");
-    l->loaded = status == 200 && !no;
+    if (status == 200 && !yes && !*why)
+        why = reply ? "not ok" : "with a reply that cannot be read";
+    l->loaded = status == 200 && yes;
     if (!l->loaded)
         snprintf(l->said, sizeof l->said, "it answered %ld%s%.200s", status, *why ? ": " : "", why);
     json_decref(reply);

@@ -654,10 +654,10 @@ def test_notify():
     agent = Flow()
     one, two = checkpoint(SMALL, seed=1), checkpoint(SMALL, seed=2)
     agent.publish("actor", 1, one)
-    services = [Service(agent, protocol=p) for p in (0, 2, 4, 5)]
+    services = [Service(agent, protocol=p) for p in (2, 4, 5)]
     to = ["--agent", agent.url, "--astraflow-sender", f"127.0.0.1:{agent.flow_port}"]
     said = wsync("release", "actor", 1, *to, "--wait", 60 * SLOW, *[f"--astraflow-notify={s.url}/" for s in services])
-    assert "loaded by 4 of" in said.stdout, said
+    assert "loaded by 3 of" in said.stdout, said
     for s in services:
         assert s.heard == [{"model_id": "default", "version": 1, "sender_endpoint": f"127.0.0.1:{agent.flow_port}"}], s.heard
         assert same(s.receiver, one)
@@ -679,8 +679,8 @@ def test_notify():
         assert said.returncode and why in said.stderr, said
     assert len(services[0].heard) == 2
     agent.publish("actor", 2**33, one)
-    wsync("release", "actor", 2**33, *to, f"--astraflow-notify={services[0].url}")
-    assert services[0].heard[2]["version"] == 2**33
+    wsync("release", "actor", 2**33, "--astraflow-sender", "nowhere:1", *to, f"--astraflow-notify={services[0].url}")  # the last counts
+    assert services[0].heard[2]["version"] == 2**33 and services[0].heard[2]["sender_endpoint"] == to[-1]
 
 
 def test_notify_of_several_models():
@@ -727,3 +727,8 @@ def test_hostile_pickles():
                      *[f"--astraflow-notify={url}"] * 60, check=False)
         assert said.returncode in (0, 1) and said.stderr.count("RESET") == 0, said
     assert next(replies, None) is None
+    for reply, why in ((b"", "cannot be read"), (b"<html>", "cannot be read"), (pickle.dumps({"ok": True, "x": {1}}), "cannot be read"),
+                       (pickle.dumps({}), "not ok"), (pickle.dumps({"ok": 1}), "not ok")):
+        url = serve_posts(lambda *_: (200, reply))
+        said = wsync("release", "actor", 1, "--agent", agent.url, "--astraflow-sender", "127.0.0.1:1", f"--astraflow-notify={url}", check=False)
+        assert said.returncode == 1 and why in said.stderr, said

@@ -4,9 +4,12 @@ import http.server
 import os
 import pickle
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 
 import ml_dtypes
 import numpy
@@ -206,6 +209,21 @@ def test_operators_agent(manager, monkeypatch):
     monkeypatch.setenv("WSYNC_MODEL", "critic")
     with pytest.raises(wsync.Error, match="--astraflow critic="):
         manager().initialize(parameters().items(), 0, 0)
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(404)
+            self.end_headers()
+            self.wfile.write(b'{"version": "none", "error": "no such route"}')
+
+        def log_message(self, *_):
+            pass
+
+    other = http.server.HTTPServer(("127.0.0.1", 0), Other)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    world.at_end(other.server_close)
+    world.at_end(other.shutdown)
+    with pytest.raises(wsync.Error, match="--astraflow critic="):
+        manager(port=other.server_port).initialize(parameters().items(), 0, 0)
     for start in (1, 2):  # a trainer that begins at version 1 again
         m = manager(port=port)
         m.initialize(parameters().items(), 0, 0)
@@ -299,3 +317,132 @@ def test_services():
     assert good.heard == [("/notify_version", {"model_id": m, "version": v, "sender_endpoint": s}) for m, (v, s) in models.items()]
     assert astraflow.notify_services([good.url], models)[good.url, "m0"] == {"ok": True, "model_id": "m0", "pulled": False}
     assert astraflow.notify_services([], models) == {}
+
+
+def test_forgotten(manager):
+    """a manager that nobody holds any more at the trainer's exit: its agent is ended all the same"""
+    code = """
+import gc, sys
+sys.path[:0] = sys.argv[3:]
+from python.test_astraflow import Config, SenderConfig, astraflow, parameters
+astraflow._folder = lambda: sys.argv[2]
+def train():
+    m = astraflow.WeightManager(Config(SenderConfig(int(sys.argv[1]), sys.argv[2] + "/log"), ["full"]))
+    m.initialize(parameters().items(), 0, 0)
+    print(m._agent._process.pid, flush=True)
+train()
+gc.collect()
+"""
+    port = world.free_port()
+    said = subprocess.run([sys.executable, "-c", code, str(port), astraflow._folder(), *sys.path], stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    with pytest.raises(OSError):
+        call(f"http://127.0.0.1:{port}/get_version")
+    assert not os.path.exists(f"/proc/{said.stdout.strip()}")
+
+
+def test_forked_workers(manager):
+    """a worker that the trainer has forked, and that outlives it or its manager, does not hold the port's lock"""
+    m = manager()
+    m.initialize(parameters().items(), 0, 0)
+    (end_read, end_write), (begun_read, begun_write) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(end_write)
+        os.write(begun_write, b".")
+        os.read(end_read, 1)
+        os._exit(0)
+    try:
+        os.read(begun_read, 1)
+        lock = os.fstat(m._agent._lock)
+        held = [os.stat(f"/proc/{child}/fd/{n}") for n in os.listdir(f"/proc/{child}/fd")]
+        assert lock.st_ino not in [s.st_ino for s in held if s.st_dev == lock.st_dev]
+        m.shutdown()
+        again = manager(port=m.port)
+        again.initialize(parameters().items(), 0, 0)
+    finally:
+        os.close(end_write)
+        os.waitpid(child, 0)
+        for fd in (end_read, begun_read, begun_write):
+            os.close(fd)
+
+
+def test_log_in_this_folder(manager, monkeypatch):
+    """a log_file without a folder is in the current one"""
+    m = manager()
+    monkeypatch.chdir(world.TESTDIR)
+    m.config.sender_config.log_file = "sender.log"
+    m.initialize(parameters().items(), 0, 0)
+    assert os.path.exists(world.TESTDIR + "/sender.log")
+
+
+def test_hostile_replies():
+    """replies whose printing, hashing or reading would take forever, or more memory than they have bytes, and those that break off: an Error each"""
+    deep = b"\x80\x04}(\x8c\x05error" + b"]" * 50000 + b"a" * 49999 + b"u."
+    many = b"\x80\x04}(\x8c\x05error]" + b"".join(b"\x940](h" + bytes([i]) + b"h" + bytes([i]) + b"e" for i in range(60)) + b"u."
+    keys = b"\x80\x04}(\x8c\x02ok\x88)" + b"".join(b"\x94h" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(60)) + b"Nu."
+    items = b"\x80\x04}(\x8c\x02ok\x88\x8c\x01x\x8f()" + b"".join(b"\x94h" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(60)) + b"\x90u."
+    big = pickle.dumps({"ok": False, "error": 1 << 40000})
+    room = b"\x80\x05}(\x8c\x02ok\x88\x8c\x01x\x96" + (1 << 30).to_bytes(8, "little") + b"u."
+    for said in (deep, many, keys, items, big, room):
+        s = Service(lambda *_: said)
+        code = "import resource, sys, wsync.astraflow as a\ntry:\n a.ready(sys.argv[1], 'a:1', timeout=20)\nexcept a.Error as e:\n print(len(str(e)) < 1000 and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 500000)"
+        run = subprocess.run(["prlimit", f"--as={2 << 30}", sys.executable, "-c", code, s.url], capture_output=True, text=True, timeout=60,
+                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        assert run.stdout == "True\n", (said[:30], run)
+
+
+def test_broken_off():
+    """a refusal whose text never comes, a connection that is reset in it, an address that is none: an Error each, and the others are told"""
+    def half(reset):
+        listener = socket.create_server(("127.0.0.1", 0))
+        world.at_end(listener.close)
+
+        def serve():
+            c, _ = listener.accept()
+            c.recv(65536)
+            c.sendall(b"HTTP/1.0 500 No\r\nContent-Length: 100\r\n\r\nfull")
+            if reset:
+                c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                time.sleep(0.3)
+                c.close()
+            kept.append(c)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    kept = []
+    good, urls = Service(), [half(False), half(True), "nowhere", "http://a b:1"]
+    replies = astraflow.notify_services([*urls, good.url], {"m": (1, "a:1")}, timeout=2)
+    assert [type(replies[url, "m"]) for url in urls] == [wsync.Timeout, wsync.Error, wsync.Error, wsync.Error], replies
+    assert replies[good.url, "m"] == {"ok": True}
+
+
+def test_start_fails(manager, monkeypatch):
+    """whatever rank 0 fails of before it has an agent, the other ranks are told, who wait for the address"""
+    told = []
+    monkeypatch.setattr(astraflow._ranks, "broadcast", lambda values: told.append(values) or values)
+    m = manager()
+    m.config.strategies = None
+    with pytest.raises(wsync.Error):
+        m.initialize(parameters().items(), 0, 0)
+    assert [type(error) for _, error in told] == [wsync.Error]
+
+
+def test_shutdown_during_a_call(manager):
+    """another thread is in a call of the publisher: that is said, and the agent is ended all the same"""
+    m = manager()
+    m.initialize(parameters().items(), 0, 0)
+    m.offload(parameters(1).items(), 1, 0, 1)
+
+    def wait(pub=m._pub):
+        with pytest.raises(wsync.Error):
+            pub.wait_loaded(1, who=5, timeout=60)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    world.wait_for(m._pub._lock.locked, "the other thread's call")
+    with pytest.raises(RuntimeError, match="another thread"):
+        m.shutdown()
+    with pytest.raises(OSError):
+        call(m.url + "/get_version")
+    waiting.join()

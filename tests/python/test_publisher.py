@@ -398,6 +398,10 @@ def test_stream(agent):
             assert len(taken) == 3 and taken.pop() == 3
         with pytest.raises(ValueError, match="twice"):
             pub.offload_stream(3, layout + layout[:1], each(3))
+        for version, wrong, error in ((-1, layout, ValueError), ("3", layout, TypeError), (3, [("a", "no dtype", (4, 3)), *layout[1:]], (TypeError, ValueError)), (3, 5, TypeError)):
+            with pytest.raises(error):
+                pub.offload_stream(version, wrong, each(3))
+            assert len(taken) == 4 and taken.pop() == 3  # others wait in the iterator
         pub.offload_stream(3, layout[::-1], each(3))
         assert pub.weights(framework="numpy")["d"] == 3
     assert taken == [1, 2, 3, 3]

@@ -125,7 +125,7 @@ def loaded(engines, version, params, dtype=BF16):
     return True
 
 
-def test_chunks(plugin, engines):
+def test_chunks(plugin, engines, monkeypatch):
     """SkyRL's own extractor: all of its chunks are taken, one after another; SkyRL pauses, and there is no route to fetch by"""
     model, client = Model(), skyrl.Client(engines.serve())
     sender = plugin.Strategy.create_sender(plugin.Strategy.create_init_info(config().generator.inference_engine), client)
@@ -147,7 +147,12 @@ def test_chunks(plugin, engines):
     assert own.gathered == 2 * len(model.params)
     with pytest.raises(ValueError, match="weight_metadata"):
         asyncio.run(sender.send_chunks(own.extract_weights(BF16)))
+    assert own.gathered == 3 * len(model.params)  # the other ranks wait in the gather
     sender.teardown()
+    monkeypatch.setenv("WSYNC_AGENT", "unix:/nowhere/agent.sock")
+    with pytest.raises(wsync.Error, match="nowhere"):
+        asyncio.run(sender.send_chunks(own.extract_weights(BF16), weight_metadata=own.get_weight_metadata(BF16)))
+    assert own.gathered == 4 * len(model.params)
     sender.teardown()
 
 

@@ -339,17 +339,21 @@ def test_fetch_before_the_pause(begun, backend_module, monkeypatch):
     assert backend.fetch_weights(name)["status"] == "ok" and model.loads == []
     empty = world.unique("empty")
     os.makedirs(empty)
-    for kw, says in (({"uri": empty}, "no safetensors files"), ({"uri": "relative"}, "no absolute path"), ({"sync_dir": folder, "uri": None}, "target_version=''")):
+    for kw, says in (({"uri": empty}, "no safetensors files"), ({"uri": "relative"}, "no absolute path"), ({"sync_dir": folder, "uri": None}, "target_version=''"), ({"sync_dir": 5}, "cannot be fetched")):
         with pytest.raises(RuntimeError, match=says):
-            backend.fetch_weights(target_version="" if kw.get("sync_dir") else 1, **kw)
+            backend.fetch_weights(target_version="" if "uri" in kw and kw["uri"] is None else 1, **kw)
     monkeypatch.setattr(type(backend._loader.ranks), "may_raise", property(lambda _: False))
     assert backend.fetch_weights(1, uri=empty) == {"status": "error", "target_version": 1}
     late = world.unique("late")
-    timer = threading.Timer(0.3, shutil.copytree, (other, late))
+    shutil.copytree(other, late + ".part")
+    timer = threading.Timer(0.3, os.rename, (late + ".part", late))
     timer.start()
     backend.receive_weights(backend_module.UpdateInfo(weights_path=late, wait=60, strategy="disk"))
     timer.join()
     assert model.loads == [late]
+    for wait in ("5", None, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="wait="):
+            backend_module.UpdateInfo(weights_path=other, wait=wait)
 
 
 def stand_ins(monkeypatch, path):

@@ -357,6 +357,112 @@ static void test_hostile(void **state)
     free_pair(&p);
 }
 
+/* A header of tensors of all widths, many next to others of their width, that begins the data at an odd byte. Returns its bytes. */
+static size_t any_layout(char *header, size_t room, size_t *data)
+{
+    static const enum ws_dtype dtypes[] = {WS_F8_E4M3, WS_BF16, WS_BF16, WS_F32, WS_F64};
+    size_t head = 8, at = 0;
+    enum ws_dtype dtype = WS_BF16;
+    for (unsigned i = 0; i < 90; i++) {
+        dtype = delta_any() % 3 ? dtype : dtypes[delta_any() % 5];
+        const size_t n = 1 + delta_any() % (1UL << (delta_any() % 17)),
+                     to = at + n * ws_dtype_bits(dtype) / 8;
+        head += (size_t)snprintf(header + head, room - head,
+                                 "%c\"t%u\":{\"dtype\":\"%s\",\"shape\":[%zu],\"data_offsets\":[%zu,%zu]}",
+                                 i ? ',' : '{', i, ws_dtype_name(dtype), n, at, to);
+        at = to;
+    }
+    head += (size_t)snprintf(header + head, room - head,
+                             ",\"z\":{\"dtype\":\"BF16\",\"shape\":[%zu],\"data_offsets\":[%zu,%zu]}}",
+                             (size_t)WS_BLOCK_BYTES, at, at + 2 * WS_BLOCK_BYTES);
+    *data = at + 2 * WS_BLOCK_BYTES;
+    while (head % 8 != 1 + delta_any() % 2 * 6)
+        header[head++] = ' ';
+    memcpy(header, &(uint64_t){head - 8}, 8);
+    return head;
+}
+
+/* An edit of any runs, whatever the tensors' widths, which names some elements that do not differ. Returns its bytes. */
+static size_t any_edit(const unsigned char *a, const unsigned char *b, size_t len, unsigned char *out)
+{
+    enum { MOST = 40 };
+    static struct ws_delta_span_changes spans[MOST];
+    size_t n = 0, bytes;
+    uint32_t changed;
+    for (size_t at = 0; at < len && n < MOST;) {
+        struct ws_delta_span_changes *s = &spans[n];
+        const unsigned width = len - at < 4 || n + 1 == MOST ? 1 : 1U << (delta_any() % 3);
+        for (unsigned skip = delta_any() % 20; skip > 0 && at + 4 < len && a[at] == b[at]; skip--)
+            at++;
+        const size_t most = (len - at) / width, few = n + 1 == MOST ? most : 1 + delta_any() % (len / 8);
+        s->span = (struct ws_delta_span){(uint32_t)at, (uint32_t)(few < most ? few : most), width};
+        uint32_t *places = malloc((s->span.n + 66) * sizeof(*places)),
+                 *changes = malloc((s->span.n + 66) * sizeof(*changes));
+        s->n = (uint32_t)ws_delta_block_find_changes(places, changes, a + at, b + at, s->span.n, width, 0);
+        if (s->n > 0 && places[s->n - 1] + 1 < s->span.n) {
+            places[s->n] = places[s->n - 1] + 1;
+            changes[s->n++] = UINT32_MAX;
+        }
+        s->at = places;
+        s->changes = changes;
+        at += (size_t)s->span.n * width;
+        n++;
+    }
+    assert_int_equal(ws_delta_block_encode_changes(spans, n, len, out, &bytes, &changed), 0);
+    for (size_t i = 0; i < n; i++) {
+        free(spans[i].at);
+        free((uint32_t *)spans[i].changes);
+    }
+    return bytes;
+}
+
+/* Deltas of other makers: the bytes are what counts, not how an edit says them. */
+static void test_any_edit(void **state)
+{
+    (void)state;
+    for (unsigned round = 0; round < 4; round++) {
+        struct pair p = {0};
+        struct ws_delta *d;
+        char header[16 << 10];
+        size_t data, n;
+        const size_t head = any_layout(header, sizeof(header), &data), bytes = head + data;
+        unsigned char *a = malloc(bytes), *b = malloc(bytes),
+                      *out = malloc(WS_BLOCK_BYTES + WS_DELTA_PAD_BYTES);
+        memcpy(a, header, head);
+        for (size_t i = head; i < bytes; i++)
+            a[i] = (unsigned char)delta_any();
+        memcpy(b, a, bytes);
+        for (size_t i = head; i < bytes; i++)
+            if (delta_any() % 300 == 0)
+                b[i] ^= (unsigned char)delta_any();
+        version_folder_version(&p.from, 1, a, bytes, head);
+        version_folder_version(&p.to, 2, b, bytes, head);
+        write_pair(&p);
+        mark_pair(&p);
+        const struct ws_delta_link l = delta_link_of(&p.from, &p.to);
+        struct ws_delta *own = delta_of(&p.from, &p.to, 0);
+        assert_int_equal(ws_delta_new(&d, &l, p.to.manifest, NULL), 0);
+        for (size_t at = 0, k = 0; at < bytes; at += WS_BLOCK_BYTES, k++) {
+            const size_t len = bytes - at < WS_BLOCK_BYTES ? bytes - at : WS_BLOCK_BYTES;
+            const struct ws_delta_record *r = ws_delta_at(own, 0, k);
+            const bool any = delta_any() % 2;
+            const size_t edit = any ? any_edit(a + at, b + at, len, out) : r->bytes;
+            assert_int_equal(ws_delta_add(d, ws_delta_record_make(0, (uint32_t)k, WS_DELTA_EDIT, r->n_changed,
+                                                                  any ? out : r->data, edit, 0)),
+                             0);
+        }
+        ws_delta_end(d, WS_DELTA_WHOLE);
+        unsigned char *stream = delta_stream(d, &n);
+        version_folder_delta(p.target, p.from.manifest, stream, n);
+        expect(&p, true);
+        free(stream);
+        free(out);
+        ws_delta_put(own);
+        ws_delta_put(d);
+        free_pair(&p);
+    }
+}
+
 static void test_other_versions(void **state)
 {
     struct pair p;
@@ -478,12 +584,13 @@ static void test_too_many(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_compared),       cmocka_unit_test(test_recorded),
-        cmocka_unit_test(test_whole_blocks),   cmocka_unit_test(test_without_base),
-        cmocka_unit_test(test_straddling),     cmocka_unit_test(test_damaged),
-        cmocka_unit_test(test_left_out),       cmocka_unit_test(test_hostile),
-        cmocka_unit_test(test_other_versions), cmocka_unit_test(test_other_layout),
-        cmocka_unit_test(test_swapped),        cmocka_unit_test(test_too_many),
+        cmocka_unit_test(test_compared),     cmocka_unit_test(test_recorded),
+        cmocka_unit_test(test_whole_blocks), cmocka_unit_test(test_without_base),
+        cmocka_unit_test(test_straddling),   cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_left_out),     cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_any_edit),     cmocka_unit_test(test_other_versions),
+        cmocka_unit_test(test_other_layout), cmocka_unit_test(test_swapped),
+        cmocka_unit_test(test_too_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -26,7 +26,6 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional
 
@@ -97,7 +96,7 @@ class WeightManager:
         if self._rank == 0:
             try:
                 told[0] = self._start()
-            except (OSError, ValueError) as e:  # the others wait
+            except Exception as e:  # noqa: BLE001  # the others wait
                 told[1] = e if isinstance(e, Error) else Error(getattr(e, "errno", None) or errno.EINVAL, str(e))
         address, error = _ranks.broadcast(told)
         if error is not None:
@@ -158,7 +157,7 @@ class WeightManager:
                     self._delta_metrics = {"weight_transfer/delta_sparsity": float(can["delta_sparsity"]),
                                            "weight_transfer/delta_size_mb": can["delta_size_bytes"] / (1 << 20),
                                            "weight_transfer/delta_num_nonzero": float(can["delta_num_nonzero"])}
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as e:
+        except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError) as e:
             log.warning("the delta to version %d: %s", self._version, e)
 
     def get_sender_endpoint(self) -> str:
@@ -170,10 +169,12 @@ class WeightManager:
         pub, self._pub = self._pub, None
         agent, self._agent = self._agent, None
         self._initialized = False
-        if pub is not None:
-            pub.close()
-        if agent is not None:
-            agent.end()
+        try:
+            if pub is not None:
+                pub.close()
+        finally:
+            if agent is not None:
+                agent.end()
 
 
 class _Adapter(Source):
@@ -209,11 +210,15 @@ def _folder() -> str:
 
 
 def _ask(port: int, route: str) -> dict[str, Any]:
-    """GET of a route of this node's listener."""
+    """GET of a route of this node's listener. ValueError: it is not one."""
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         c.request("GET", route)
-        return json.loads(c.getresponse().read(MAX_REPLY_BYTES))
+        r = c.getresponse()
+        reply = json.loads(r.read(MAX_REPLY_BYTES))
+        if r.status != 200 or not isinstance(reply, dict) or "version" not in reply:
+            raise ValueError(f"port {port} answered {r.status} to {route}: it is no listener for AstraFlow's receivers")
+        return reply
     finally:
         c.close()
 
@@ -236,7 +241,7 @@ class _Agent:
                                               "set WEIGHT_TRANSFER_HTTP_PORT to another one") from None
             _end_left_behind(path)
             log_file = log_file or f"{path}.log"
-            os.makedirs(os.path.dirname(log_file), exist_ok=True)
+            os.makedirs(os.path.dirname(os.path.abspath(log_file)), exist_ok=True)
             command = [_agents.COMMAND, "agent", "--listen", "none", "--socket", path, "--astraflow", f"{_model()}=0.0.0.0:{port}",
                        *([] if makes_deltas else ["--delta-cache", "0"]), *shlex.split(os.environ.get("WSYNC_AGENT_OPTIONS", ""))]
             with open(log_file, "ab") as out:
@@ -270,6 +275,14 @@ class _Agent:
                 process.wait()
         lock, self._lock = self._lock, -1
         if lock >= 0:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # also where a forked child has it, too
+            os.close(lock)
+        _running.discard(self)
+
+    def leave(self) -> None:
+        """In a forked child: it must not hold the lock longer than the trainer."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
             os.close(lock)
 
 
@@ -292,7 +305,7 @@ def _end_left_behind(path: str) -> None:
         time.sleep(_agents.POLL_SECONDS)
 
 
-_running: weakref.WeakSet = weakref.WeakSet()
+_running: set[_Agent] = set()  # also those whose manager is forgotten
 
 
 @atexit.register
@@ -301,12 +314,38 @@ def _end_all() -> None:
         agent.end()
 
 
+def _leave_all() -> None:
+    for agent in _running:
+        agent.leave()
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all)
+
+
 # --- AstraFlow's services: bodies are pickled dicts, and nothing that is read is ever built or called ---
 
 
 class _Plain(pickle._Unpickler):  # type: ignore[name-defined]
-    """Reads dicts, lists, texts, numbers; refuses whatever names a class or a function. The one in Python, since that in C makes its memo as
-    large as a reply says, gigabytes for a few bytes."""
+    """Reads dicts, lists, tuples, texts, numbers; refuses whatever names a class or a function. The one in Python, since that in C makes its
+    memo as large as a reply says, gigabytes for a few bytes. Nor are there bytearrays, which are as large as they say, nor tuples that are
+    hashed: in a few hundred bytes they hold one another so often that it never ends."""
+
+    dispatch = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+
+    def _refuse(self) -> None:
+        raise pickle.UnpicklingError("it has values that are not plain")
+
+    def _load_dict(self, opcode: bytes) -> None:
+        keys = self.stack[-2:-1] if opcode == pickle.SETITEM else self.stack[::2]
+        if any(isinstance(key, tuple) for key in keys):
+            raise pickle.UnpicklingError("it has a tuple as a key")
+        pickle._Unpickler.dispatch[opcode[0]](self)  # type: ignore[attr-defined]
+
+    for _opcode in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8):
+        dispatch[_opcode[0]] = _refuse
+    for _opcode in (pickle.DICT, pickle.SETITEM, pickle.SETITEMS):
+        dispatch[_opcode[0]] = lambda self, opcode=_opcode: self._load_dict(opcode)
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only plain values are read")
@@ -317,14 +356,17 @@ class _Plain(pickle._Unpickler):  # type: ignore[name-defined]
 
 def _post(url: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
     """Error if it was not answered with 200 and {"ok": true}."""
-    request = urllib.request.Request(url, pickle.dumps({k: v for k, v in body.items() if v is not None}, protocol=2),
-                                     {"Content-Type": "application/octet-stream"})
+    data = pickle.dumps({k: v for k, v in body.items() if v is not None}, protocol=2)
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as r:
-            status, text = r.status, r.read(MAX_REPLY_BYTES + 1)
-    except urllib.error.HTTPError as e:
-        with e:
-            status, text = e.code, e.read(MAX_REPLY_BYTES + 1)
+        request = urllib.request.Request(url, data, {"Content-Type": "application/octet-stream"})
+        try:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout) as r:
+                status, text = r.status, r.read(MAX_REPLY_BYTES + 1)
+        except urllib.error.HTTPError as e:
+            with e:
+                status, text = e.code, e.read(MAX_REPLY_BYTES + 1)
+    except ValueError as e:
+        raise Error(errno.EINVAL, f"{url} is no address of a service: {e}") from None
     except TimeoutError:
         raise Timeout(errno.ETIMEDOUT, f"{url} has not answered within {timeout:g} s") from None
     except (OSError, http.client.HTTPException) as e:
@@ -336,11 +378,12 @@ def _post(url: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
             raise pickle.UnpicklingError(f"it has more than {MAX_REPLY_BYTES} bytes")
         reply = _Plain(io.BytesIO(text)).load() if status == 200 or text[:1] == b"\x80" else {"error": text[:300].decode("utf-8", "replace")}
     except Exception as e:  # noqa: BLE001  # whatever a damaged pickle raises
-        raise Error(errno.EPROTO, f"{url} answered {status}, with a reply that cannot be read: {e}") from None
+        raise Error(errno.EPROTO, f"{url} answered {status}, with a reply that cannot be read: {str(e)[:300]}") from None
     result = reply.get("result") if isinstance(reply, dict) else None
     if status != 200 or not isinstance(reply, dict) or reply.get("ok") is not True or (isinstance(result, dict) and result.get("ok") is False):
-        said = [d.get(k) for d in (reply, result) if isinstance(d, dict) for k in ("error", "reason") if d.get(k)]
-        raise Error(errno.EREMOTEIO, f"{url} answered {status}: {str(said[0])[:300] if said else 'not ok'}")
+        said = [d.get(k) for d in (reply, result) if isinstance(d, dict) for k in ("error", "reason")]
+        why = next((text for text in said if isinstance(text, str) and text), "not ok")  # other values may have no end when they are printed
+        raise Error(errno.EREMOTEIO, f"{url} answered {status}: {why[:300]}")
     return reply
 
 

@@ -77,26 +77,33 @@ class Sender(WeightTransferSender):
         self._version += 1  # on all ranks, whatever fails
         if self._sharded is None:
             self._sharded = all(_ranks.all_gather(isinstance(chunks, Chunks) and _ranks.on_node_of_rank_0()))
-        if self._pub is None and (self._sharded or _ranks.rank() == 0):
-            alone: dict[str, Any] = {} if self._sharded else {"rank": 0, "world_size": 1}
-            dtype = chunks.dtype if self._sharded else None  # type: ignore[attr-defined]
-            self._pub = Publisher(self._init_info.model, Tensors(lambda: self._named), dtype=dtype, new_run=True, **alone)
         if self._sharded:
             self._named = chunks.shards()  # type: ignore[attr-defined]
             try:
-                self._pub.offload(self._version)  # type: ignore[union-attr]
+                self._opened(dtype=chunks.dtype).offload(self._version)  # type: ignore[attr-defined]
             finally:
                 self._named = {}
-        elif self._pub is not None:
-            if weight_metadata is None:
-                raise ValueError("weight_metadata is needed: names, dtype_names and shapes of all weights")
-            layout = list(zip(weight_metadata["names"], weight_metadata["dtype_names"], weight_metadata["shapes"]))
-            self._pub.offload_stream(self._version, layout, _pairs(chunks))
         else:
-            for _ in _pairs(chunks):
-                pass
+            pairs = _pairs(chunks)
+            try:
+                if _ranks.rank() == 0:
+                    self._offload_gathered(pairs, weight_metadata)
+            finally:
+                for _ in pairs:  # the others wait in it
+                    pass
         if _ranks.rank() == 0:
             self._pub.wait_published(self._version)  # type: ignore[union-attr]
+
+    def _opened(self, **options: Any) -> Publisher:
+        if self._pub is None:
+            self._pub = Publisher(self._init_info.model, Tensors(lambda: self._named), new_run=True, **options)
+        return self._pub
+
+    def _offload_gathered(self, pairs: Iterable[tuple], weight_metadata: Optional[dict[str, list]]) -> None:
+        if weight_metadata is None:
+            raise ValueError("weight_metadata is needed: names, dtype_names and shapes of all weights")
+        layout = list(zip(weight_metadata["names"], weight_metadata["dtype_names"], weight_metadata["shapes"]))
+        self._opened(rank=0, world_size=1).offload_stream(self._version, layout, pairs)
 
     async def _load(self, path: str, reset_prefix_cache: bool) -> None:
         client = self._client

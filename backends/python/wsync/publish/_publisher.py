@@ -249,11 +249,10 @@ class Publisher:
         """The same for whole tensors that exist one after another, as a framework's gather makes them: each is copied before the next one is
         taken. layout: (name, dtype, shape) of each, in the file's order; tensors: (name, tensor) of each, once; file: the name of the one
         file. A rank that others wait for in the iterator's collective calls takes all of it, also after an error."""
-        version, layout = self._version_number(version), [(name, dtype, tuple(shape)) for name, dtype, shape in layout]
-        keep = Strings()
-        params = {name: _whole(keep, name, dtype, shape, file) for name, dtype, shape in layout}
-        rest = iter(tensors)
+        keep, rest = Strings(), iter(tensors)
         try:
+            version, layout = self._version_number(version), [(name, dtype, tuple(shape)) for name, dtype, shape in layout]
+            params = {name: _whole(keep, name, dtype, shape, file) for name, dtype, shape in layout}
             if len(params) != len(layout):
                 raise ValueError(f"{self._label}: a name is in the layout twice")
             if self._meta != (layout, file):

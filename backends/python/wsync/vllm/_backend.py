@@ -17,6 +17,7 @@ from ._loader import Draft, Loader, Refused, get_loader
 from ._path import appears, fetch, version_path
 
 BROADCAST = "broadcast"
+MOST_WAIT_SECONDS = 3600  # nothing else can be asked of a worker that waits
 
 
 @dataclass
@@ -57,6 +58,10 @@ class UpdateInfo(WeightTransferUpdateInfo):
     version: Optional[str] = None
     buckets: Optional[list[int]] = None
     wait: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.wait, (int, float)) or not 0 <= self.wait <= MOST_WAIT_SECONDS:
+            raise ValueError(f"wait={self.wait!r} is no number of seconds from 0 to {MOST_WAIT_SECONDS}")
 
 
 class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -137,7 +142,7 @@ class Backend(WeightTransferEngine[InitInfo, UpdateInfo]):
         try:
             path = version_path(sync_dir or self._root, uri, None if uri else target_version)
             fetch(path)
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, TypeError) as e:
             error = f"the version {path or target_version} cannot be fetched: {e}"
         error = self._loader.ranks.agree(error)
         if error is not None and self._loader.ranks.may_raise:
