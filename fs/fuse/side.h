@@ -47,8 +47,8 @@ WS_MUST_USE int ws_side_unlink(struct ws_side *s, struct ws_version *v, const ch
 /* What is called so afterwards is gone, unless is_new: then -EEXIST. -ENOENT. */
 WS_MUST_USE int ws_side_rename(struct ws_side *s, struct ws_version *v, const char *from, const char *to,
                                bool is_new);
-/* A file of the version itself, or with name NULL its folder, is hidden from now on, which no limit prevents. -ENOTEMPTY: the folder has files of
- * ours; those of the version are the caller's to look at. */
+/* A file of the version itself, or with name NULL its folder, is hidden from now on, which no limit prevents. -ENOTEMPTY:
+ * the folder has files of ours; those of the version are the caller's to look at. */
 WS_MUST_USE int ws_side_hide(struct ws_side *s, struct ws_version *v, const char *name);
 bool ws_side_hides(struct ws_side *s, struct ws_version *v, const char *name); /* NULL: the folder */
 /* Calls visit with each file of the folder, with the lock held. */

@@ -256,6 +256,18 @@ static void patch_rest(void *arg, size_t block, unsigned worker)
         ws_delta_patch_block(p, w, r->file, block);
 }
 
+/* Has each record of the one delta made its block? Blocks that came otherwise tell nothing of theirs, nor do those of a
+ * chain, which are only right together. */
+static bool is_verified(const struct ws_delta_apply *p)
+{
+    struct ws_delta_stats stats;
+
+    if (p->plan.n_steps != 1 || !p->chain[0])
+        return false;
+    ws_delta_stats(p->chain[0], &stats);
+    return stats.state == WS_DELTA_WHOLE && atomic_load(&p->n_verified) == stats.n_records;
+}
+
 void ws_delta_apply_run(struct ws_delta_apply *p, const char **transport)
 {
     const struct ws_store_options *o = &p->version->store->options;
@@ -268,6 +280,8 @@ void ws_delta_apply_run(struct ws_delta_apply *p, const char **transport)
         ws_workers_run_indexed(workers, patch_rest, &r, p->manifest->files[i].n_blocks);
     }
     ws_workers_free(workers);
+    if (is_verified(p))
+        ws_delta_set_verified(p->chain[0]);
     pthread_mutex_lock(&p->version->store->lock);
     for (size_t i = 0; i < p->plan.n_steps && !ws_delta_lanes_take_all(p); i++)
         if (p->chain[i] && !p->plan.steps[i].held)

@@ -184,7 +184,11 @@ static bool make_block(struct ws_delta_apply *p, struct ws_delta_worker *w, size
         return false; /* the transfer says why */
     atomic_fetch_add(&p->patched_bytes, len);
     atomic_fetch_add(&p->patched_ns, ws_clock_ns() - began);
-    return hash == f->hashes[block];
+    if (hash != f->hashes[block])
+        return false;
+    if (n == 1 && records[0])
+        atomic_fetch_add(&p->n_verified, 1);
+    return true;
 }
 
 void ws_delta_patch_block(struct ws_delta_apply *p, struct ws_delta_worker *w, size_t file, size_t block)

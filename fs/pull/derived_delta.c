@@ -85,8 +85,10 @@ struct ws_derived_delta *ws_derived_delta_new(struct ws_version *v, const struct
         free(d);
         return NULL;
     }
-    if (d && ws_delta_new(&d->delta, &link, manifest, NULL) == 0)
+    if (d && ws_delta_new(&d->delta, &link, manifest, NULL) == 0) {
+        ws_delta_set_verified(d->delta); /* it is made of both */
         return d;
+    }
     ws_log(WS_LOG_WARN, "store", "no memory for a delta model=%s version=%lu", v->model->name, v->number);
     if (d)
         ws_comparison_end(&d->comparison);

@@ -38,12 +38,13 @@ static const struct ws_manifest *sealed(const struct ws_version *v)
 
 /* --- with store->lock: what there is --- */
 
-/* Can it be read without the base's bytes, or are these here? */
+/* Does it name all that changed, and can it be read without the base's bytes, or are these here? */
 static bool is_readable(const struct ws_delta *d, const struct ws_version *base)
 {
     struct ws_delta_stats stats;
     ws_delta_stats(d, &stats);
-    return stats.state == WS_DELTA_WHOLE && (stats.n_blocks_whole == 0 || ws_version_is_complete(base));
+    return stats.state == WS_DELTA_WHOLE && ws_delta_is_verified(d) &&
+           (stats.n_blocks_whole == 0 || ws_version_is_complete(base));
 }
 
 static struct ws_delta *find_held(const struct ws_delta_set *set, const struct ws_delta_link *l,
@@ -308,6 +309,8 @@ static int make(struct making *k, struct ws_error *err)
     int rc = workers ? ws_delta_new(&k->delta, &l, to, err)
                      : ws_error_set(err, ENOMEM, "no memory to compare versions");
     k->most_bytes = to->total_bytes / PART + (1UL << 20);
+    if (rc == 0)
+        ws_delta_set_verified(k->delta); /* made of both */
     if (rc == 0 && k->source == COMPARED)
         compare(k, workers);
     else if (rc == 0)

@@ -35,8 +35,8 @@ struct ws_inquirer {
     bool runs;                    /* there is a thread */
 };
 
-/* Asks all sources of the model, which need not be known yet; its name lives as long as q. number NULL: waits for all of them; else for that version of the live run, or all.
- * 0: done will be called, unless cancel has returned true. -ENOENT: nobody is there to ask. -EAGAIN: too many wait. */
+/* Asks all sources of the model, which need not be known yet; its name lives as long as q. number NULL: waits for all of
+ * them; else for that version of the live run, or all. 0: done will be called, unless cancel has returned true. -ENOENT: nobody is there to ask. -EAGAIN: too many wait. */
 WS_MUST_USE int ws_inquiry_start(struct ws_store *s, const char *model, const uint64_t *number,
                                  struct ws_inquiry *q);
 bool ws_inquiry_cancel(struct ws_store *s, struct ws_inquiry *q); /* true: done will not be called */

@@ -416,5 +416,9 @@ int ws_listing_apply(struct ws_poller *p, const json_t *listing, uint64_t asked_
 
 void ws_listing_clear(struct ws_poller *p, uint64_t asked_ns)
 {
-    apply(p, NULL, p->agent, p->is_static, 0, asked_ns);
+    pthread_mutex_lock(&p->store->lock);
+    const uint64_t agent = p->agent;
+    const bool is_static = p->is_static;
+    pthread_mutex_unlock(&p->store->lock);
+    apply(p, NULL, agent, is_static, 0, asked_ns);
 }

@@ -5,7 +5,8 @@
 
 /* Brings engines to their model's current version and those of their draft models, all at once: those that were retired,
  * restarted or added late. What fails is left as it is and holds up no other. results: a number for each name, 0 or -errno; may
- * be NULL. wakes: also one that another program has put to sleep; else that is left, with -EAGAIN. Returns the first error: what an engine failed with, -EBUSY, -EAGAIN (a draft's version is on its way),
+ * be NULL. wakes: also one that another program has put to sleep; else that is left, with -EAGAIN. Returns the first error:
+ * what an engine failed with, -EBUSY, -EAGAIN (a draft's version is on its way),
  * -ENOENT (no such engine, or nothing is current). */
 WS_MUST_USE int ws_switch_catch_up(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
                                    const char *const *names, size_t n, bool wakes, int *results,

@@ -4,8 +4,11 @@
 several, of versions that came whole, of one copy in memory, of views and of versions in parts, forwards and back."""
 import concurrent.futures
 import errno
+import struct
 
 import one_copy
+import xxhash
+from between import Between
 from derived import VIEW, llama, stepped
 from patching import Changes, Refused
 from span import Span
@@ -75,6 +78,44 @@ def test_several_and_back():
         run.expect(target, base)
         run.expect(target, base)
     assert run.mount.text().count("changes listed") == 4, run.mount.text()
+
+
+class Lying(Between):
+    """An agent that leaves changes out: the first edit of what is fetched of a delta names one element, and everything has the right hashes."""
+
+    def __init__(self, server):
+        super().__init__(server)
+        self.change, self.lied = self.lie, 0
+
+    def lie(self, path, text):
+        if not text.startswith(b"wsdelta\n"):
+            return text
+        out, hashes, at, lies = text[:200], b"", 200, 0
+        while (head := struct.unpack_from("<IIBBHIIIQ", text, at))[0] != 2**32 - 1:
+            size, data = head[7], text[at + 32 : at + 32 + head[7]]
+            record = text[at : at + 24]
+            at += 32 + size
+            if head[2] == 1 and not lies:
+                data = struct.pack("<IIBBBBII", 4096, 1, 2, 0, 0, 0, 0, 0)
+                record = struct.pack("<IIBBHIII", *head[:3], 0, 0, 1, len(data), len(data))
+                lies += 1
+            hash_ = struct.pack("<Q", xxhash.xxh3_64_intdigest(data, seed=xxhash.xxh3_64_intdigest(record)))
+            out, hashes = out + record + hash_ + data, hashes + hash_
+        self.lied += lies
+        return out + text[at : at + 24] + struct.pack("<Q", xxhash.xxh3_64_intdigest(hashes))
+
+
+def test_source_leaves_changes_out():
+    "a delta whose record did not make its block is not shown, though the version came: what changed is found by comparing"
+    run = Run()
+    lying = Lying(run.agent)
+    run.mount = Mount(lying.url, DELTAS)
+    run.pull(1)
+    run.step()
+    how = run.pull(2)
+    assert "delta from 1" in how[0] and lying.lied, (how, lying.lied)
+    one_copy.same(run.mount, 2, run.folders[2])
+    run.expect(2, 1)
 
 
 def test_came_whole():

@@ -22,6 +22,7 @@ struct ws_delta {
     _Atomic(uint64_t) n;                      /* of order */
     _Atomic(uint64_t) bytes, n_changed, n_whole;
     atomic_int state;
+    atomic_bool is_verified;
     unsigned n_parts;           /* guarded by lock: the division by which parts have ended; 0: none has */
     uint64_t parts[PART_WORDS]; /* guarded by lock: bit i: part i is whole */
     pthread_mutex_t lock;
@@ -332,6 +333,16 @@ const struct ws_delta_record *ws_delta_next(const struct ws_delta *d, size_t *i,
             return r;
     }
     return NULL;
+}
+
+void ws_delta_set_verified(struct ws_delta *d)
+{
+    atomic_store(&d->is_verified, true);
+}
+
+bool ws_delta_is_verified(const struct ws_delta *d)
+{
+    return atomic_load(&d->is_verified);
 }
 
 enum ws_delta_state ws_delta_state(const struct ws_delta *d)

@@ -36,6 +36,10 @@ uint64_t ws_delta_blocks(const struct ws_delta *d); /* of the target */
  * record already. A record that was begun (below) is whole with this. */
 WS_MUST_USE int ws_delta_add(struct ws_delta *d, struct ws_delta_record *r);
 void ws_delta_end(struct ws_delta *d, enum ws_delta_state state); /* once; nothing is added afterwards */
+/* Of one that is whole, or will be: each record was seen to make its block of the target from the base's bytes, by the block's hash, or was
+ * made of both. So it names each element that changed. Where a source has made a wrong one, no target came of it. */
+void ws_delta_set_verified(struct ws_delta *d);
+bool ws_delta_is_verified(const struct ws_delta *d);
 /* All records of a part (part, parts: as ws_delta_next's) are here, though the delta grows on: who reads that part need
  * not wait for the rest. Mounts that fetch their parts from each other would wait for good. parts: WS_MAX_STREAMS at
  * most; of several divisions the first counts. */

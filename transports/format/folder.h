@@ -42,8 +42,8 @@ WS_MUST_USE int ws_folder_read(int fd, const char *path, const char *below, stru
  * ws_entry_open. */
 WS_MUST_USE int ws_folder_file_open(const struct ws_folder *f, const struct ws_folder_file *file,
                                     struct ws_error *err);
-/* Is a file of this name one that a server, or a framework that waits for its marker, needs beside the weights? Hidden files and names that cannot be
- * published are not. */
+/* Is a file of this name one that a server, or a framework that waits for its marker, needs beside the weights? Hidden
+ * files and names that cannot be published are not. */
 int ws_folder_is_sidecar(const char *name);
 void ws_folder_free(struct ws_folder *f); /* NULL is fine */
 
