@@ -284,6 +284,7 @@ class Engine:
 
     def __init__(self, path):
         self.rank, self.path, self.broken, self.other, self.loads, self.model, self.refuses = 0, path, None, None, [], None, None
+        self.n_agreed = 0
 
     def serving(self):
         return {"path": self.path, "model": None, "version": None, "run": None, "digest": None, "broken": self.broken}
@@ -314,6 +315,7 @@ class Engine:
         pass
 
     def agree(self, error):
+        self.n_agreed += 1
         return error or self.other
 
 
@@ -492,6 +494,9 @@ def test_version(versions, tmp_path):
 
 def test_not_recorded():
     "a worker whose load was not watched says so"
-    patcher = Patcher(Engine("/none"))
+    engine = Engine("/none")
+    patcher = Patcher(engine)
     assert "no load was recorded" in patcher.stage("state")["why"] and not patcher.stage("prepare", "p", "/a", "/none")["ok"]
+    before = engine.n_agreed
     assert patcher.stage("undo", "p") == {"rank": 0, "stage": "undo", "ok": False, "why": "there is no plan p: none is held", "wrote": False, "seconds": 0.0}
+    assert engine.n_agreed == before + 1, "other ranks, which may have the plan, wait for this one"

@@ -200,10 +200,12 @@ class Patcher:
 
     def _write(self, identity: Any, what: str) -> dict[str, Any]:
         """put and undo."""
-        if self._plan is None or self._plan.identity != identity:
-            held = self._plan.identity if self._plan else None
-            return {"ok": False, "why": f"there is no plan {str(identity)[:80]}: {held or 'none'} is held", "wrote": False, "seconds": 0.0}
+        held = self._plan.identity if self._plan else None
+        if held is None or held != identity:  # the other ranks may have one: they must not wait
+            error = f"there is no plan {str(identity)[:80]}: {held or 'none'} is held"
+            return {"ok": False, "why": self._engine.agree(error) or error, "wrote": False, "seconds": 0.0}
         plan, start, wrote, error = self._plan, time.monotonic(), self._put, None
+        assert plan is not None
         try:
             if what == "put":
                 why = self._refusal()
