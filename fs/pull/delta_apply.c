@@ -256,15 +256,19 @@ static void patch_rest(void *arg, size_t block, unsigned worker)
         ws_delta_patch_block(p, w, r->file, block);
 }
 
-/* Has each record of the one delta made its block? Blocks that came otherwise tell nothing of theirs, nor do those of a
- * chain, which are only right together. */
+/* Has each record of the last delta made its block? Blocks that came otherwise tell nothing of theirs; and a chain makes
+ * right blocks of right ones only where the deltas before the last are known to. */
 static bool is_verified(const struct ws_delta_apply *p)
 {
+    const size_t last = p->plan.n_steps - 1;
     struct ws_delta_stats stats;
 
-    if (p->plan.n_steps != 1 || !p->chain[0])
+    for (size_t i = 0; i < last; i++)
+        if (!p->chain[i] || !(p->plan.steps[i].is_way_back || ws_delta_is_verified(p->chain[i])))
+            return false;
+    if (!p->chain[last])
         return false;
-    ws_delta_stats(p->chain[0], &stats);
+    ws_delta_stats(p->chain[last], &stats);
     return stats.state == WS_DELTA_WHOLE && atomic_load(&p->n_verified) == stats.n_records;
 }
 
@@ -281,7 +285,7 @@ void ws_delta_apply_run(struct ws_delta_apply *p, const char **transport)
     }
     ws_workers_free(workers);
     if (is_verified(p))
-        ws_delta_set_verified(p->chain[0]);
+        ws_delta_set_verified(p->chain[p->plan.n_steps - 1]);
     pthread_mutex_lock(&p->version->store->lock);
     for (size_t i = 0; i < p->plan.n_steps && !ws_delta_lanes_take_all(p); i++)
         if (p->chain[i] && !p->plan.steps[i].held)

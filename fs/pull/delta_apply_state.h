@@ -22,7 +22,7 @@ struct ws_delta_apply {
     char *only;                      /* of which blocks records are fetched (delta/filter.h); NULL: of all */
     const char *transport;           /* guarded by selection->lock */
     _Atomic(uint64_t) patched_bytes, patched_ns;
-    _Atomic(uint64_t) n_verified;   /* records that have made their block, by its hash */
+    _Atomic(uint64_t) n_verified;   /* records of the last delta that have made their block, by its hash */
     _Atomic(uint64_t) budget_bytes; /* for records that are still to come */
     pthread_mutex_t budget_lock;    /* for borrowing more; taken alone */
     uint64_t borrowed;              /* from the cache, beyond delta-cache=; guarded by budget_lock */

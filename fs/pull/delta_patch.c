@@ -186,7 +186,7 @@ static bool make_block(struct ws_delta_apply *p, struct ws_delta_worker *w, size
     atomic_fetch_add(&p->patched_ns, ws_clock_ns() - began);
     if (hash != f->hashes[block])
         return false;
-    if (n == 1 && records[0])
+    if (n > 0 && records[n - 1])
         atomic_fetch_add(&p->n_verified, 1);
     return true;
 }
