@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define ROUND_BLOCKS 64 /* between two reports of progress */
-#define BATCH_BLOCKS 24 /* between two calls of some_done */
+#define BATCH_BLOCKS 8  /* between two calls of some_done */
 
 static int no_memory(struct ws_error *err)
 {

@@ -400,8 +400,8 @@ static int record_hashes(struct ws_slot *s, const json_t *hashes, struct ws_erro
     return 0;
 }
 
-/* The slot owns the records from here on, also on failure. Under lock. */
-static int add_records(struct ws_agent *a, struct ws_agent_model *m, struct ws_rank_deltas *r,
+/* The slot owns the records from here on, also on failure. *listed: the listing has changed. Under lock. */
+static int add_records(struct ws_agent *a, struct ws_agent_model *m, struct ws_rank_deltas *r, bool *listed,
                        struct ws_error *err)
 {
     const int rc = r ? ws_rank_deltas_check(r, m->writing->manifest, m->writing->hashed, err) : 0;
@@ -409,8 +409,7 @@ static int add_records(struct ws_agent *a, struct ws_agent_model *m, struct ws_r
         ws_rank_deltas_free(r);
         return rc;
     }
-    if (r)
-        ws_features_recorded(a, m, r);
+    *listed = r && ws_features_recorded(a, m, r);
     m->writing->rank_deltas = ws_rank_deltas_join(r, m->writing->rank_deltas);
     return 0;
 }
@@ -421,6 +420,7 @@ static int do_records(struct ws_rank_call *q, struct ws_error *err)
     struct ws_agent *a = q->a;
     struct ws_session *c = q->session;
     struct ws_rank_deltas *records = NULL;
+    bool listed = false;
     int rc = read_records(q->body, q->fds_in, q->n_in, &records, err);
     pthread_mutex_lock(&a->lock);
     const bool has_begun = c->model && c->writing;
@@ -429,12 +429,14 @@ static int do_records(struct ws_rank_call *q, struct ws_error *err)
     if (rc == 0)
         rc = record_hashes(c->model->writing, json_object_get(q->body, "hashes"), err);
     if (rc == 0) {
-        rc = add_records(a, c->model, records, err);
+        rc = add_records(a, c->model, records, &listed, err);
         records = NULL;
     }
     if (rc < 0 && has_begun)
         refuse(a, c, "list of records", err);
     pthread_mutex_unlock(&a->lock);
+    if (listed)
+        ws_agent_announce(a);
     ws_rank_deltas_free(records);
     return rc;
 }
@@ -445,6 +447,7 @@ static int do_commit(struct ws_rank_call *q, struct ws_error *err)
     struct ws_session *c = q->session;
     const json_t *body = q->body;
     struct ws_rank_deltas *records = NULL;
+    bool listed; /* it is announced when the version is published */
     int rc = read_records(body, q->fds_in, q->n_in, &records, err);
     pthread_mutex_lock(&a->lock);
     if (rc == 0)
@@ -458,7 +461,7 @@ static int do_commit(struct ws_rank_call *q, struct ws_error *err)
     if (rc == 0)
         rc = ws_agent_audit_record(m, c, body, err);
     if (rc == 0) {
-        rc = add_records(a, m, records, err);
+        rc = add_records(a, m, records, &listed, err);
         records = NULL;
     }
     if (rc == 0) {
