@@ -19,7 +19,7 @@
 #include <string.h>
 
 #define KEPT_NS      (10 * WS_SECOND_NS) /* for a pull, once nothing more comes */
-#define SILENT_NS    (WS_SECOND_NS / 2)  /* a pull waits no longer for the next record */
+#define SILENT_NS    WS_SECOND_NS        /* a pull waits no longer for the next record */
 #define END_NS       WS_SECOND_NS        /* and no longer for the thread to end */
 #define LOOK_NS      (20 * WS_MS_NS)
 #define MOST_MISSING 8 /* of so many bytes one may be wrong; beyond, the version comes as ever */
@@ -267,8 +267,10 @@ static struct ws_spare *claim(struct ws_source_select *sel)
     p = v->model->spare;
     if (p && (!ws_version_id_equal(&p->link.target, &id) || p->taken || p->over))
         p = NULL;
-    if (p)
+    if (p) {
         p->taken = true;
+        atomic_store(&p->came_ns, ws_clock_ns()); /* it may have been silent while the ranks were */
+    }
     while (p && !p->ended && !atomic_load(&sel->stop) && ws_clock_ns() < atomic_load(&p->came_ns) + SILENT_NS)
         (void)ws_cond_wait_until(&s->changed, &s->lock, ws_clock_ns() + LOOK_NS);
     if (p)
