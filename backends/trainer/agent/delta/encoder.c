@@ -6,6 +6,7 @@
 #include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/core/slots.h"
+#include "backends/trainer/agent/delta/provisional.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/delta/encode.h"
@@ -384,6 +385,8 @@ int ws_encoder_delta(void *self, const char *model, uint64_t version, const char
         const struct ws_version_id from =
             ws_version_id_make(base->version, base->lineage[0] ? base->lineage : target.lineage);
         d = ws_delta_set_find(&deltas_of(m)->set, &from, &target);
+        if (!d)
+            d = ws_provisional_find(m, &from, &target);
         if (level > deltas_of(m)->level)
             deltas_of(m)->level = level;
     }
