@@ -506,4 +506,5 @@ const struct ws_puller ws_puller = {
     .watch_parents = watch_parents,
     .describe = describe,
     .coming = ws_spare_offer,
+    .give_back = ws_spare_give_back,
 };

@@ -131,21 +131,31 @@ static int fetch(struct ws_spare *p, struct ws_error *err)
     return rc;
 }
 
-static void free_spare(struct ws_spare *p)
+/* By whoever has it: its thread, or the pull that took it and could not use it. */
+static void give_back(struct ws_spare *p)
 {
     struct ws_store *s = p->base->store;
     const struct ws_manifest *m = manifest_of(p);
 
+    for (size_t i = 0; p->regions && i < m->n_files; i++) {
+        ws_pool_put(s->pool, p->regions[i]);
+        p->regions[i] = NULL;
+    }
+    if (p->borrowed)
+        ws_cache_budget_return(s, p->borrowed);
+    p->borrowed = 0;
+}
+
+static void free_spare(struct ws_spare *p)
+{
+    const struct ws_manifest *m = manifest_of(p);
+
     for (size_t i = 0; i < m->n_files; i++) {
-        if (p->regions)
-            ws_pool_put(s->pool, p->regions[i]);
         if (p->hashes)
             free(p->hashes[i]);
         if (p->has)
             free(p->has[i]);
     }
-    if (p->borrowed)
-        ws_cache_budget_return(s, p->borrowed);
     free(p->regions);
     free(p->hashes);
     free(p->has);
@@ -184,8 +194,11 @@ static void *spare_main(void *arg)
     p->ended = true;
     pthread_cond_broadcast(&s->changed);
     wait_for_pull(p);
-    if (p->model->spare == p)
-        p->model->spare = NULL;
+    p->over = true;
+    pthread_mutex_unlock(&s->lock);
+    give_back(p); /* while it can be found, so that others wait for its memory */
+    pthread_mutex_lock(&s->lock);
+    p->model->spare = NULL;
     pthread_mutex_unlock(&s->lock);
     free_spare(p);
     pthread_mutex_lock(&s->lock);
@@ -204,10 +217,10 @@ static bool is_wanted(const struct ws_poller *p, struct ws_version *base)
 {
     const struct ws_model *m = base->model;
 
-    return p->strategy == WS_WAY_TCP && !p->is_hint && !p->is_static && ws_model_delta_room(m) > 0 &&
-           !m->derived && !m->need && !m->learned && !m->base && !ws_one_copy_applies(base) &&
-           ws_version_is_complete(base) && !ws_part_view(base) && !base->parts &&
-           !atomic_load(&base->wanted) && base->named && !ws_version_must_be_signed(base) &&
+    return !m->store->options.no_provisional && p->strategy == WS_WAY_TCP && !p->is_hint && !p->is_static &&
+           ws_model_delta_room(m) > 0 && !m->derived && !m->need && !m->learned && !m->base &&
+           !ws_one_copy_applies(base) && ws_version_is_complete(base) && !ws_part_view(base) &&
+           !base->parts && !atomic_load(&base->wanted) && base->named && !ws_version_must_be_signed(base) &&
            !atomic_load(&base->leaving);
 }
 
@@ -254,6 +267,17 @@ void ws_spare_offer(struct ws_poller *poller, struct ws_model *m, const struct w
 
 /* --- its end --- */
 
+bool ws_spare_give_back(struct ws_model *m)
+{
+    struct ws_spare *p = m->spare;
+
+    if (!p || p->taken || p->borrowed == 0)
+        return false;
+    atomic_store(&p->stop, true);
+    pthread_cond_broadcast(&m->store->changed);
+    return true;
+}
+
 /* The spare of the version, which no other takes; NULL: there is none. */
 static struct ws_spare *claim(struct ws_source_select *sel)
 {
@@ -291,6 +315,7 @@ static void release(struct ws_spare *p)
 {
     struct ws_store *s = p->base->store;
 
+    give_back(p); /* the pull needs as much at once */
     pthread_mutex_lock(&s->lock);
     p->taken = false;
     p->over = true;

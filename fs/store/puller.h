@@ -34,6 +34,9 @@ struct ws_puller {
      * nothing comes before a version is announced. */
     void (*coming)(struct ws_poller *p, struct ws_model *m, const struct ws_delta_link *link,
                    uint64_t n_blocks);
+    /* Room is wanted. Does memory of the model come back soon that was taken for such a version? With store->lock; NULL: none
+     * was. */
+    bool (*give_back)(struct ws_model *m);
 };
 
 #endif

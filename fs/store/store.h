@@ -58,6 +58,7 @@ struct ws_store_options {
     const struct ws_trust *trust; /* versions must be signed by one of these keys; NULL: need not; copied */
     bool serves;                  /* other mounts can pull from this one */
     bool ucx;                     /* bytes of files come by UCX from http sources that offer it */
+    bool no_provisional;          /* nothing is fetched of a version before it is announced */
     bool own_memory;              /* copy, never map the source's memory (link mode) */
     bool verify_imported;         /* hash mapped memory before the version is READY */
     struct ws_transport_prefs transport_prefs; /* of models that have none of their own */

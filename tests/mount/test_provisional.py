@@ -178,6 +178,32 @@ def test_mount_abandoned():
     pulled_while_written(m, t)
 
 
+def cached(mount):
+    s = os.statvfs(mount.path)
+    return (s.f_blocks - s.f_bavail) * s.f_frsize
+
+
+def test_room():
+    "a spare gives way to a version that is pulled, and is not made where it is not wanted"
+    need_fuse()
+    t = Trainer()
+    size = 3 * ELEMENTS  # tensors of 2 bytes, and half as many again
+    t.agent.publish("other", 1, checkpoint({"x.weight": ("BF16", [size // 2048, 1024])}), timeout=300)
+    m, off = Mount(t.agent.url, f"cache={size * 5 // 2}"), Mount(t.agent.url, f"cache={size * 5 // 2},provisional=off")
+    for mount in m, off:
+        mount.wait_version("actor", t.version)
+        mount.write(f"pull {t.version}", "actor/ctl")
+    t.begin()
+    wait_for(lambda: size * 2 <= cached(m), "the spare")
+    assert cached(off) < size * 2
+    m.write("pull 1", "other/ctl")
+    with open(m.file("other/1/model.safetensors"), "rb") as f:
+        assert len(f.read()) > size * 9 // 10
+    assert os.path.isdir(m.file("actor", t.version - 1))
+    t.go_on()
+    assert t.rank.answer() == f"offloaded {t.version}"
+
+
 def spoil_listing(member, value):
     def change(path, text):
         try:

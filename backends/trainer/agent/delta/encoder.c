@@ -181,7 +181,7 @@ static void trim(struct ws_agent *a)
     for (;;) {
         uint64_t total = 0;
         for (const struct ws_agent_model *m = a->models; m; m = m->next)
-            total += ws_delta_set_bytes(&deltas_of(m)->set);
+            total += ws_delta_set_bytes(&deltas_of(m)->set) + ws_provisional_bytes(m);
         struct ws_agent_model *most = find_most(a, 2);
         if (!most)
             most = find_most(a, 1);

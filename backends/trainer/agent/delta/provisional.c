@@ -114,6 +114,15 @@ static void list(const struct ws_agent *a, const struct ws_agent_model *m, json_
                                   (json_int_t)ws_delta_blocks(p->delta)));
 }
 
+uint64_t ws_provisional_bytes(const struct ws_agent_model *m)
+{
+    const struct provisional *p = state_of(m);
+    struct ws_delta_stats f = {0};
+    if (p->delta)
+        ws_delta_stats(p->delta, &f);
+    return f.bytes;
+}
+
 struct ws_delta *ws_provisional_find(const struct ws_agent_model *m, const struct ws_version_id *base,
                                      const struct ws_version_id *target)
 {

@@ -7,6 +7,8 @@
 #include "backends/trainer/agent/core/state.h"
 #include "transports/delta/delta.h"
 
+/* Of its records, which count in the room for deltas. Under lock. */
+uint64_t ws_provisional_bytes(const struct ws_agent_model *m);
 /* Borrowed, or NULL. Under lock. */
 struct ws_delta *ws_provisional_find(const struct ws_agent_model *m, const struct ws_version_id *base,
                                      const struct ws_version_id *target);
