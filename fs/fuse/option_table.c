@@ -81,8 +81,15 @@ static int set_delta_cache(struct ws_mount_options *o, const char *value)
 
 static int set_provisional(struct ws_mount_options *o, const char *value)
 {
-    o->store.no_provisional = strcmp(value, "off") == 0;
-    return o->store.no_provisional || strcmp(value, "on") == 0 ? 0 : -EINVAL;
+    static const char *const words[] = {
+        [WS_PROVISIONAL_AUTO] = "auto", [WS_PROVISIONAL_ON] = "on", [WS_PROVISIONAL_OFF] = "off"};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        if (strcmp(value, words[i]) == 0) {
+            o->store.provisional = (enum ws_provisional)i;
+            return 0;
+        }
+    }
+    return -EINVAL;
 }
 
 static int set_copies(struct ws_mount_options *o, const char *value)
@@ -415,10 +422,11 @@ static const struct ws_mount_option table[] = {
      "for "
      "three at 5 % changed, an eighth of the model, and at least 1G; "
      "0: every version is pulled whole"},
-    {"provisional", "on|off", set_provisional,
-     "on (the default): patch a copy of a version while the trainer still writes the next one, as its ranks "
-     "give "
-     "what they changed; off: fetch nothing before a version is announced"},
+    {"provisional", "auto|on|off", set_provisional,
+     "patch a copy of a version while the trainer still writes the next one, as its ranks give what they "
+     "changed; "
+     "auto (the default): where the trainer is another machine; off: fetch nothing before a version is "
+     "announced"},
     {"copies", "1|2|auto", set_copies,
      "2 (the default): a new version comes beside the one before; 1: memory holds one version of a model, "
      "which is "

@@ -213,19 +213,21 @@ static void *spare_main(void *arg)
 
 /* Versions whose blocks are patched otherwise, or must be signed, come as ever; and so does what a rank on the same host writes,
  * which would wait for the processors that patch. */
-static bool is_wanted(const struct ws_poller *p, struct ws_version *base)
+static bool is_wanted(const struct ws_poller *p, struct ws_version *base, bool is_here)
 {
     const struct ws_model *m = base->model;
+    const enum ws_provisional given = m->store->options.provisional;
 
-    return !m->store->options.no_provisional && p->strategy == WS_WAY_TCP && !p->is_hint && !p->is_static &&
-           ws_model_delta_room(m) > 0 && !m->derived && !m->need && !m->learned && !m->base &&
-           !ws_one_copy_applies(base) && ws_version_is_complete(base) && !ws_part_view(base) &&
-           !base->parts && !atomic_load(&base->wanted) && base->named && !ws_version_must_be_signed(base) &&
+    return given != WS_PROVISIONAL_OFF && !(is_here && given == WS_PROVISIONAL_AUTO) &&
+           p->strategy == WS_WAY_TCP && !p->is_hint && !p->is_static && ws_model_delta_room(m) > 0 &&
+           !m->derived && !m->need && !m->learned && !m->base && !ws_one_copy_applies(base) &&
+           ws_version_is_complete(base) && !ws_part_view(base) && !base->parts &&
+           !atomic_load(&base->wanted) && base->named && !ws_version_must_be_signed(base) &&
            !atomic_load(&base->leaving);
 }
 
 void ws_spare_offer(struct ws_poller *poller, struct ws_model *m, const struct ws_delta_link *link,
-                    uint64_t n_blocks)
+                    uint64_t n_blocks, bool is_here)
 {
     struct ws_store *s = m->store;
     struct ws_version *base = ws_version_lookup(m, link->base.version, link->base.lineage);
@@ -237,7 +239,7 @@ void ws_spare_offer(struct ws_poller *poller, struct ws_model *m, const struct w
             atomic_store(&p->stop, true);
         return;
     }
-    if (!base || !is_wanted(poller, base) || strcmp(base->digest, link->base_digest) != 0 ||
+    if (!base || !is_wanted(poller, base, is_here) || strcmp(base->digest, link->base_digest) != 0 ||
         atomic_load(&s->stop) || ws_version_lookup(m, link->target.version, link->target.lineage) ||
         !(p = calloc(1, sizeof(*p))))
         return;

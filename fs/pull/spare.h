@@ -10,7 +10,7 @@
 
 /* As ws_puller's coming. With store->lock. */
 void ws_spare_offer(struct ws_poller *p, struct ws_model *m, const struct ws_delta_link *link,
-                    uint64_t n_blocks);
+                    uint64_t n_blocks, bool is_here);
 /* As ws_puller's give_back. With store->lock. */
 bool ws_spare_give_back(struct ws_model *m);
 /* Gives the pull's version the spare that was made for it, if there is one and most of it is right. False: it has nothing of one.

@@ -11,8 +11,10 @@
 #include "fs/store/version.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
+#include "transports/base/machine.h"
 #include "transports/base/name.h"
 #include "transports/base/number.h"
+#include "transports/base/text.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -311,14 +313,15 @@ static void apply_coming(struct ws_poller *p, struct ws_model *m, const json_t *
 {
     struct ws_delta_link l = {.target_digest = WS_PROVISIONAL_DIGEST};
     const char *digest = json_string_value(json_object_get(json, "base_digest"));
-    uint64_t n_blocks;
+    uint64_t n_blocks, machine = 0;
 
     if (!m->store->puller->coming || !digest || strlen(digest) != sizeof(l.base_digest) - 1 ||
         !read_id(json, "version", "run", &l.target) || !read_id(json, "base", "base_run", &l.base) ||
         ws_number_read(json_object_get(json, "blocks"), &n_blocks) < 0)
         return;
     memcpy(l.base_digest, digest, sizeof(l.base_digest));
-    m->store->puller->coming(p, m, &l, n_blocks);
+    const bool tells = ws_text_hash(json_string_value(json_object_get(json, "machine")), &machine) == 0;
+    m->store->puller->coming(p, m, &l, n_blocks, tells && machine && machine == ws_machine_hash());
 }
 
 static void apply_model(struct ws_poller *p, const json_t *json, struct ws_store_events *ev)

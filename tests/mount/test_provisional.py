@@ -149,7 +149,7 @@ def test_mount():
     "a mount patches a spare copy while the version is written, and has its bytes right"
     need_fuse()
     t = Trainer()
-    m = Mount(t.agent.url, "cache=1G")
+    m = Mount(t.agent.url, "cache=1G,provisional=on")
     m.wait_version("actor", t.version)
     m.write(f"pull {t.version}", "actor/ctl")
     lines = [pulled_while_written(m, t) for _ in range(2)]
@@ -162,7 +162,7 @@ def test_mount_abandoned():
     "a version that is abandoned costs a mount nothing but the spare, and the next one is right"
     need_fuse()
     t = Trainer()
-    m = Mount(t.agent.url, "cache=1G")
+    m = Mount(t.agent.url, "cache=1G,provisional=on")
     m.wait_version("actor", t.version)
     m.write(f"pull {t.version}", "actor/ctl")
     t.begin()
@@ -189,13 +189,13 @@ def test_room():
     t = Trainer()
     size = 3 * ELEMENTS  # tensors of 2 bytes, and half as many again
     t.agent.publish("other", 1, checkpoint({"x.weight": ("BF16", [size // 2048, 1024])}), timeout=300)
-    m, off = Mount(t.agent.url, f"cache={size * 5 // 2}"), Mount(t.agent.url, f"cache={size * 5 // 2},provisional=off")
-    for mount in m, off:
+    m, off, auto = (Mount(t.agent.url, f"cache={size * 5 // 2},provisional={how}") for how in ("on", "off", "auto"))
+    for mount in m, off, auto:
         mount.wait_version("actor", t.version)
         mount.write(f"pull {t.version}", "actor/ctl")
     t.begin()
     wait_for(lambda: size * 2 <= cached(m), "the spare")
-    assert cached(off) < size * 2
+    assert cached(off) < size * 2 and cached(auto) < size * 2  # the trainer is on this machine
     m.write("pull 1", "other/ctl")
     with open(m.file("other/1/model.safetensors"), "rb") as f:
         assert len(f.read()) > size * 9 // 10
@@ -234,7 +234,7 @@ def test_hostile_agent(change):
     t = Trainer()
     between = Between(t.agent)
     between.change = change
-    m = Mount(between.url, "cache=1G")
+    m = Mount(between.url, "cache=1G,provisional=on")
     m.wait_version("actor", t.version)
     m.write(f"pull {t.version}", "actor/ctl")
     pulled_while_written(m, t)
@@ -245,7 +245,7 @@ def test_ended_in_the_middle(who):
     "a mount that ends while it patches a spare ends at once; one whose agent is killed then has the next agent's versions right"
     need_fuse()
     t = Trainer()
-    m = Mount(t.agent.url, "cache=1G")
+    m = Mount(t.agent.url, "cache=1G,provisional=on")
     m.wait_version("actor", t.version)
     m.write(f"pull {t.version}", "actor/ctl")
     t.begin()

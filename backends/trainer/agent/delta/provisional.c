@@ -3,6 +3,8 @@
 #include "backends/trainer/agent/core/rank_deltas.h"
 #include "backends/trainer/agent/core/slots.h"
 #include "backends/trainer/agent/delta/encoder.h"
+#include "transports/base/machine.h"
+#include "transports/base/number.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -108,10 +110,11 @@ static void list(const struct ws_agent *a, const struct ws_agent_model *m, json_
         return;
     const struct ws_delta_link *l = ws_delta_link(p->delta);
     json_object_set_new(out, "coming",
-                        json_pack("{s:I,s:s,s:I,s:s,s:s,s:I}", "version", (json_int_t)l->target.version,
+                        json_pack("{s:I,s:s,s:I,s:s,s:s,s:I,s:o}", "version", (json_int_t)l->target.version,
                                   "run", l->target.lineage, "base", (json_int_t)l->base.version, "base_run",
                                   l->base.lineage, "base_digest", l->base_digest, "blocks",
-                                  (json_int_t)ws_delta_blocks(p->delta)));
+                                  (json_int_t)ws_delta_blocks(p->delta), "machine",
+                                  ws_number_hash(ws_machine_hash())));
 }
 
 uint64_t ws_provisional_bytes(const struct ws_agent_model *m)
