@@ -259,7 +259,7 @@ def slow_link_on_cores(agent, model, prefer, version, options, cores):
     with scope():
         trainer = Trainer(agent, model, [*theirs.prefix, "env", f"PREFER={prefer}"])
         trainer.version = version
-        ready, _ = steps(agent, trainer, options, "fault:rate=1250:", rounds=3, start=mounts.start)
+        ready, _ = steps(agent, trainer, options, "fault:rate=1250:", rounds=3, start=mounts.start, room=3.6)  # two are kept
         print(f"    {prefer}: {' '.join(trainer.tell(f'how {trainer.version}', 'how'))}", flush=True)
         return ready, trainer.version
 
