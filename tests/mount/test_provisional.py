@@ -1,4 +1,5 @@
-# timeout: 300, takes: 30
+# timeout: 300, takes: 80
+# sanitizers: address thread
 """What is sent of a version while its ranks still write it: the agent lists and serves its records, and forgets them when the version is
 abandoned or announced; mounts patch a spare copy with them."""
 import json
