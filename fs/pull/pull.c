@@ -507,4 +507,5 @@ const struct ws_puller ws_puller = {
     .describe = describe,
     .coming = ws_spare_offer,
     .give_back = ws_spare_give_back,
+    .end_coming = ws_spare_end,
 };

@@ -280,6 +280,16 @@ bool ws_spare_give_back(struct ws_model *m)
     return true;
 }
 
+void ws_spare_end(struct ws_model *m, const struct ws_poller *from)
+{
+    struct ws_spare *p = m->spare;
+
+    if (!p || (from && p->poller != from))
+        return;
+    atomic_store(&p->stop, true);
+    pthread_cond_broadcast(&m->store->changed);
+}
+
 /* The spare of the version, which no other takes; NULL: there is none. */
 static struct ws_spare *claim(struct ws_source_select *sel)
 {

@@ -13,6 +13,8 @@ void ws_spare_offer(struct ws_poller *p, struct ws_model *m, const struct ws_del
                     uint64_t n_blocks, bool is_here);
 /* As ws_puller's give_back. With store->lock. */
 bool ws_spare_give_back(struct ws_model *m);
+/* As ws_puller's end_coming. With store->lock. */
+void ws_spare_end(struct ws_model *m, const struct ws_poller *from);
 /* Gives the pull's version the spare that was made for it, if there is one and most of it is right. False: it has nothing of one.
  * By the pull's thread, without any lock. */
 bool ws_spare_take(struct ws_source_select *sel);

@@ -113,6 +113,8 @@ void ws_model_unlist(struct ws_model *m, struct ws_store_events *ev)
 
     assert(m->listed);
     m->listed = false;
+    if (s->puller->end_coming)
+        s->puller->end_coming(m, NULL);
     put_version(&m->current);
     put_version(&m->previous);
     ws_way_back_clear(m);

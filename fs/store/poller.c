@@ -235,8 +235,11 @@ void ws_poller_unlist(struct ws_poller *p, struct ws_store_events *ev)
 
     atomic_store(&p->stop, true);
     s->pollers[p->index] = NULL;
-    for (struct ws_model *m = s->models; m; m = m->next)
+    for (struct ws_model *m = s->models; m; m = m->next) {
         ws_listing_forget(m, p->index);
+        if (s->puller->end_coming)
+            s->puller->end_coming(m, p);
+    }
     for (struct ws_model *m = s->models; m; m = m->next) {
         m->reported[p->index] = false;
         ws_node_parts_reconcile(m, ev);

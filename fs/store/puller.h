@@ -37,6 +37,8 @@ struct ws_puller {
     /* Room is wanted. Does memory of the model come back soon that was taken for such a version? With store->lock; NULL: none
      * was. */
     bool (*give_back)(struct ws_model *m);
+    /* What comes of such a version from that source (NULL: from any) is not wanted any more. With store->lock; NULL: as coming. */
+    void (*end_coming)(struct ws_model *m, const struct ws_poller *from);
 };
 
 #endif

@@ -219,6 +219,8 @@ static void stop_pulls(struct ws_store *s)
                 s->puller->stop(v->pull);
         }
     }
+    for (struct ws_model *m = s->models; s->puller->end_coming && m; m = m->next)
+        s->puller->end_coming(m, NULL);
     while (s->n_pulls > 0 && ws_cond_wait_until(&s->changed, &s->lock, until) != ETIMEDOUT)
         ;
     if (s->n_pulls > 0)
