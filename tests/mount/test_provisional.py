@@ -2,13 +2,16 @@
 # sanitizers: address thread
 """What is sent of a version while its ranks still write it: the agent lists and serves its records, and forgets them when the version is
 abandoned or announced; mounts patch a spare copy with them."""
+import contextlib
 import json
 import os
 import signal
 import struct
+import threading
 import urllib.error
 
 from between import Between
+from proxy import Proxy
 from ranks import Rank, expected
 from world import *
 
@@ -267,3 +270,109 @@ def test_ended_in_the_middle(who):
     m.write(f"pull {t.version}", "actor/ctl")
     got, want = tensors_of(m.file("actor", t.version, "model.safetensors")), expected(t.version, ELEMENTS)
     assert {n: bytes(g[2]) for n, g in got.items()} == {n: w[2] for n, w in want.items()}
+
+
+class Silent(Proxy):
+    """Passes on nothing more of what it sends of versions on their way, once `silent` is set."""
+
+    silent = False
+
+    def serve(self, near, far):
+        near.settimeout(60 * SLOW)
+        head = near.recv(1 << 16)
+        far.sendall(head)
+        self.pass_both(near, far, marks=b"/delta?" in head)
+
+    def pass_on(self, data, sink, marked):
+        while marked and self.silent:
+            time.sleep(0.01)
+        sink.sendall(data)
+
+
+def right(mount, version):
+    got, want = tensors_of(mount.file("actor", version, "model.safetensors")), expected(version, ELEMENTS)
+    assert {n: bytes(g[2]) for n, g in got.items()} == {n: w[2] for n, w in want.items()}
+
+
+def begun(source, t):
+    """A mount that has the newest version, and a spare of the next one, which is half written."""
+    m = Mount(source, "cache=1G,provisional=on")
+    m.wait_version("actor", t.version)
+    m.write(f"pull {t.version}", "actor/ctl")
+    has = cached(m)
+    t.begin()
+    wait_for(lambda: cached(m) > has, "the spare")
+    return m
+
+
+def test_agent_ends_while_a_pull_waits():
+    "a pull that waits for records that come no more goes on without them; the agent ends meanwhile, and the next one's versions are right"
+    need_fuse()
+    t = Trainer()
+    silent = Silent(t.agent.port)
+    m = begun(silent.url, t)
+    silent.silent = True
+    t.go_on()
+    assert t.rank.answer() == f"offloaded {t.version}"
+    assert t.rank.ask(f"wait {t.version}") == f"published {t.version}"
+    wait_for(lambda: os.path.isdir(m.file("actor", t.version)), f"version {t.version}")
+    pull = threading.Thread(target=pull_if_possible, args=(m, t.version), daemon=True)
+    pull.start()
+    time.sleep(0.3)  # it waits, mostly
+    t.agent.kill()
+    t.rank.kill()
+    silent.silent = False
+    t.agent = Agent(port=t.agent.port, sock=t.agent.sock)
+    t.rank = t.new_rank()
+    t.offload()
+    wait_for(lambda: os.path.isdir(m.file("actor", t.version)), f"version {t.version}")
+    m.write(f"pull {t.version}", "actor/ctl")
+    right(m, t.version)
+    pull.join(60 * SLOW)
+    assert not pull.is_alive()
+
+
+def pull_if_possible(mount, version):
+    with contextlib.suppress(OSError):
+        mount.write_once(f"pull {version}", "actor/ctl")
+
+
+def test_silent_source():
+    "a source that sends nothing more of a spare does not keep its version from a mount"
+    need_fuse()
+    t = Trainer()
+    silent = Silent(t.agent.port)
+    m = begun(silent.url, t)
+    silent.silent = True
+    t.go_on()
+    assert t.rank.answer() == f"offloaded {t.version}"
+    wait_for(lambda: os.path.isdir(m.file("actor", t.version)), f"version {t.version}")
+    pull = threading.Thread(target=pull_if_possible, args=(m, t.version), daemon=True)
+    pull.start()
+    time.sleep(3)  # the deltas, too, come after this only
+    silent.silent = False
+    pull.join(60 * SLOW)
+    right(m, t.version)
+
+
+def test_mount_is_stopped():
+    "a mount that is stopped while versions come and go has the newest one right when it goes on"
+    need_fuse()
+    t = Trainer()
+    m = begun(t.agent.url, t)
+    suspend(m.process.pid)
+    try:
+        t.go_on()
+        assert t.rank.answer() == f"offloaded {t.version}"
+        assert t.rank.ask(f"wait {t.version}") == f"published {t.version}"
+        t.offload()
+        t.begin()
+    finally:
+        os.kill(m.process.pid, signal.SIGCONT)
+    t.go_on()
+    assert t.rank.answer() == f"offloaded {t.version}"
+    assert t.rank.ask(f"wait {t.version}") == f"published {t.version}"
+    wait_for(lambda: os.path.isdir(m.file("actor", t.version)), f"version {t.version}")
+    m.write(f"pull {t.version}", "actor/ctl")
+    right(m, t.version)
+    pulled_while_written(m, t)
