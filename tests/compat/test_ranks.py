@@ -1,7 +1,9 @@
 # beside others
 # timeout: 240
 """Trainers whose ranks' library is of another release than the agent's, than each other's, or than the header of their program."""
+import os
 import re
+import signal
 import struct
 
 import pytest
@@ -16,8 +18,8 @@ except ImportError as e:
 ELEMENTS = 1 << 20  # 3 MB
 
 
-def rank(release, agent, i, n, *args):
-    return type("Rank", (ranks.Rank,), {"build": release.build})(agent, "actor", i, n, ELEMENTS, *args)
+def rank(release, agent, i, n, *args, elements=ELEMENTS):
+    return type("Rank", (ranks.Rank,), {"build": release.build})(agent, "actor", i, n, elements, *args)
 
 
 def offload(trainer, version):
@@ -26,9 +28,9 @@ def offload(trainer, version):
         assert got == [f"{answer} {version}"] * len(trainer), got
 
 
-def same_ranks(mount, version):
+def same_ranks(mount, version, elements=ELEMENTS):
     mount.wait_version("actor", version)
-    got, want = tensors_of(mount.file("actor", version, "model.safetensors")), ranks.expected(version, ELEMENTS)
+    got, want = tensors_of(mount.file("actor", version, "model.safetensors")), ranks.expected(version, elements)
     assert got == want, ranks.describe(version, got, want)
 
 
@@ -88,6 +90,33 @@ def test_library(programs, libraries):
     want = ("BF16", [5, 6], struct.pack("<30H", *bits))
     got = tensors_of(mount.file("example/3/model.safetensors"))
     assert got == {f"model.{name}.weight": want for name in ("by_rows", "by_columns", "everywhere")}, got
+
+
+LARGE = 48 << 20  # records come in several batches
+
+
+@pytest.mark.parametrize("who", ["mounts", "agents", "trainers"])
+@olds
+def test_while_it_is_written(old, who, monkeypatch):
+    "where mount, agent or rank is older, nothing is sent of a version before it is whole, or nobody reads it; its bytes are right"
+    monkeypatch.setenv("PREFER", "latency")
+    monkeypatch.setenv("WSYNC_COMPARE", "check")
+    mounts, agents, trainers = (old if who == role else NEW for role in ("mounts", "agents", "trainers"))
+    agent = agents.Agent()
+    one = rank(trainers, agent, 0, 1, elements=LARGE)
+    mount = mounts.Mount(agent.url, "cache=1G,threads=2" + (",provisional=on" if mounts is NEW else ""))
+    for version in range(1, 6):
+        stops = trainers is NEW and version > 3
+        one.send(f"stop 600 {version}" if stops else f"offload {version}")
+        if stops:
+            wait_for(lambda: open(f"/proc/{one.pid}/stat").read().rsplit(")", 1)[1].split()[0] == "T", "the rank to stop", 60)
+            coming = agent.get("/v1/models")["models"][0].get("coming")
+            assert bool(coming) == (who == "mounts"), coming
+            os.kill(one.pid, signal.SIGCONT)
+        assert one.answer() == f"offloaded {version}"
+        assert one.ask(f"wait {version}") == f"published {version}"
+        same_ranks(mount, version, LARGE)
+        assert "while it was written" not in how(mount, version)[0], how(mount, version)
 
 
 @olds
