@@ -20,9 +20,11 @@
 
 #define KEPT_NS      (10 * WS_SECOND_NS) /* for a pull, once nothing more comes */
 #define SILENT_NS    WS_SECOND_NS        /* a pull waits no longer for the next record */
+#define WAIT_NS      (10 * WS_SECOND_NS) /* ... nor for all of them together */
 #define END_NS       WS_SECOND_NS        /* and no longer for the thread to end */
 #define LOOK_NS      (20 * WS_MS_NS)
-#define MOST_MISSING 8 /* of so many bytes one may be wrong; beyond, the version comes as ever */
+/* What is wrong or lacking comes whole: as many bytes as came, and these. Beyond that, the version comes as ever. */
+#define MOST_MISSING (8 * WS_BLOCK_BYTES)
 
 struct ws_spare {
     struct ws_model *model;
@@ -101,7 +103,7 @@ static int get_memory(struct ws_spare *p, struct ws_error *err)
     if (rc == 0 && ws_delta_blocks(p->kept) != p->n_blocks)
         rc = ws_error_set(err, EPROTO, "it has other files than the version before");
     if (rc == 0)
-        rc = ws_cache_budget_borrow(p->base, m->total_bytes, &p->borrowed, &p->stop, err);
+        rc = ws_cache_budget_borrow_ahead(p->base, m->total_bytes, &p->borrowed, &p->stop, err);
     for (size_t i = 0; rc == 0 && i < m->n_files; i++) {
         p->hashes[i] = calloc(m->files[i].n_blocks + 1, sizeof(*p->hashes[i]));
         p->has[i] = calloc(m->files[i].n_blocks + 1, 1);
@@ -122,6 +124,7 @@ static int fetch(struct ws_spare *p, struct ws_error *err)
                                      .n_blocks = p->n_blocks,
                                      .parts = 1,
                                      .sink = {.admit = admit, .record = record, .arg = p},
+                                     .came_ns = &p->came_ns,
                                      .cancel = &p->stop};
     int rc = ws_lane_open(p->poller->source, &lane, err);
     if (rc < 0)
@@ -141,9 +144,12 @@ static void give_back(struct ws_spare *p)
         ws_pool_put(s->pool, p->regions[i]);
         p->regions[i] = NULL;
     }
-    if (p->borrowed)
-        ws_cache_budget_return(s, p->borrowed);
+    pthread_mutex_lock(&s->lock);
+    const uint64_t borrowed = p->borrowed;
     p->borrowed = 0;
+    pthread_mutex_unlock(&s->lock);
+    if (borrowed)
+        ws_cache_budget_return(s, borrowed);
 }
 
 static void free_spare(struct ws_spare *p)
@@ -223,7 +229,7 @@ static bool is_wanted(const struct ws_poller *p, struct ws_version *base, bool i
            !m->derived && !m->need && !m->learned && !m->base && !ws_one_copy_applies(base) &&
            ws_version_is_complete(base) && !ws_part_view(base) && !base->parts &&
            !atomic_load(&base->wanted) && base->named && !ws_version_must_be_signed(base) &&
-           !atomic_load(&base->leaving);
+           !atomic_load(&base->leaving) && !base->mapped_from;
 }
 
 void ws_spare_offer(struct ws_poller *poller, struct ws_model *m, const struct ws_delta_link *link,
@@ -245,7 +251,6 @@ void ws_spare_offer(struct ws_poller *poller, struct ws_model *m, const struct w
         return;
     p->model = m;
     p->base = ws_version_get(base);
-    ws_version_retain(base, 1);
     p->poller = ws_poller_get(poller);
     p->link = *link;
     p->n_blocks = n_blocks;
@@ -254,7 +259,8 @@ void ws_spare_offer(struct ws_poller *poller, struct ws_model *m, const struct w
     atomic_fetch_add(&s->refs, 1);
     s->n_pulls++;
     m->spare = p;
-    if (ws_thread_start(&thread, spare_main, p) == 0) {
+    if (ws_thread_start(&thread, spare_main, p) == 0) { /* it waits for the lock, which the caller has */
+        ws_version_retain(base, 1);
         pthread_detach(thread);
         return;
     }
@@ -262,7 +268,6 @@ void ws_spare_offer(struct ws_poller *poller, struct ws_model *m, const struct w
     s->n_pulls--;
     atomic_fetch_sub(&s->refs, 1); /* the caller has one */
     ws_poller_put(poller);         /* the caller has one */
-    ws_version_retain(base, -1);
     ws_version_put_locked(base);
     free(p);
 }
@@ -307,7 +312,9 @@ static struct ws_spare *claim(struct ws_source_select *sel)
         p->taken = true;
         atomic_store(&p->came_ns, ws_clock_ns()); /* it may have been silent while the ranks were */
     }
-    while (p && !p->ended && !atomic_load(&sel->stop) && ws_clock_ns() < atomic_load(&p->came_ns) + SILENT_NS)
+    until = ws_clock_ns() + WAIT_NS;
+    while (p && !p->ended && !atomic_load(&sel->stop) && ws_clock_ns() < until &&
+           ws_clock_ns() < atomic_load(&p->came_ns) + SILENT_NS)
         (void)ws_cond_wait_until(&s->changed, &s->lock, ws_clock_ns() + LOOK_NS);
     if (p)
         atomic_store(&p->stop, true);
@@ -359,7 +366,7 @@ static bool suits(const struct ws_spare *p, struct ws_version *v)
         for (size_t b = 0; b < m->files[i].n_blocks; b++)
             missing += has(p, m, i, b) ? 0 : ws_manifest_block_bytes(&m->files[i], b);
     }
-    return missing <= m->total_bytes / MOST_MISSING;
+    return missing <= p->came + MOST_MISSING && missing <= m->total_bytes / 2;
 }
 
 /* A block that no record changed comes from the base, and is hashed. */

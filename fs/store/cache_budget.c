@@ -201,8 +201,8 @@ static bool wait_step(struct ws_store *s, uint64_t *give_up_ns)
 
 /* 0: the bytes were claimed; 1: try again; -ENOSPC. With s->lock. */
 static int try_claim(struct ws_version *v, uint64_t bytes, uint64_t *claimed,
-                     const struct ws_cache_budget *budget, uint64_t *give_up_ns, struct ws_store_events *ev,
-                     struct ws_error *err)
+                     const struct ws_cache_budget *budget, uint64_t *give_up_ns, bool is_ahead,
+                     struct ws_store_events *ev, struct ws_error *err)
 {
     struct ws_store *s = v->store;
     const uint64_t limit = budget->limit;
@@ -214,20 +214,22 @@ static int try_claim(struct ws_version *v, uint64_t bytes, uint64_t *claimed,
         *claimed += bytes;
         return 0;
     }
+    if (bytes <= limit && !is_ahead && comes_back(s)) { /* within moments: it was told to end */
+        (void)ws_cond_wait_until(&s->changed, &s->lock, ws_clock_ns() + STEP_MS * WS_MS_NS);
+        return 1;
+    }
     if (wait_helps && wait_step(s, give_up_ns))
         return 1;
     victim = bytes <= limit ? find_victim(s, v) : NULL;
     if (!victim)
-        return bytes <= limit && comes_back(s) && wait_step(s, give_up_ns)
-                   ? 1
-                   : cache_is_full(v, bytes, limit, err);
+        return cache_is_full(v, bytes, limit, err);
     ws_version_retire(victim, ev);
     *give_up_ns = 0;
     return 1;
 }
 
-int ws_cache_budget_borrow(struct ws_version *v, uint64_t bytes, uint64_t *borrowed, const atomic_bool *stop,
-                           struct ws_error *err)
+static int borrow(struct ws_version *v, uint64_t bytes, uint64_t *borrowed, const atomic_bool *stop,
+                  bool is_ahead, struct ws_error *err)
 {
     struct ws_store *s = v->store;
     uint64_t give_up_ns = 0;
@@ -241,11 +243,23 @@ int ws_cache_budget_borrow(struct ws_version *v, uint64_t bytes, uint64_t *borro
         if (atomic_load(stop))
             rc = ws_error_set(err, ECANCELED, "the pull of %s/%lu was stopped", v->model->name, v->number);
         else
-            rc = try_claim(v, bytes, borrowed, &budget, &give_up_ns, &events, err);
+            rc = try_claim(v, bytes, borrowed, &budget, &give_up_ns, is_ahead, &events, err);
         pthread_mutex_unlock(&s->lock);
         ws_store_events_notify(&events, s);
     }
     return rc;
+}
+
+int ws_cache_budget_borrow(struct ws_version *v, uint64_t bytes, uint64_t *borrowed, const atomic_bool *stop,
+                           struct ws_error *err)
+{
+    return borrow(v, bytes, borrowed, stop, false, err);
+}
+
+int ws_cache_budget_borrow_ahead(struct ws_version *v, uint64_t bytes, uint64_t *borrowed,
+                                 const atomic_bool *stop, struct ws_error *err)
+{
+    return borrow(v, bytes, borrowed, stop, true, err);
 }
 
 int ws_cache_budget_claim(struct ws_version *v, uint64_t bytes, const atomic_bool *stop, struct ws_error *err)

@@ -11,6 +11,9 @@ WS_MUST_USE int ws_cache_budget_claim(struct ws_version *v, uint64_t bytes, cons
  * *borrowed, which the caller returns. */
 WS_MUST_USE int ws_cache_budget_borrow(struct ws_version *v, uint64_t bytes, uint64_t *borrowed,
                                        const atomic_bool *stop, struct ws_error *err);
+/* As borrow, for what may never be wanted: nothing of its kind gives way to it. */
+WS_MUST_USE int ws_cache_budget_borrow_ahead(struct ws_version *v, uint64_t bytes, uint64_t *borrowed,
+                                             const atomic_bool *stop, struct ws_error *err);
 void ws_cache_budget_return(struct ws_store *s, uint64_t borrowed); /* without any lock */
 /* What the cache may hold now. It counts versions, regions that wait in the pool, and regions that were
  * closed while other processes map them. */

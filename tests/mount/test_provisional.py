@@ -3,6 +3,7 @@
 """What is sent of a version while its ranks still write it: the agent lists and serves its records, and forgets them when the version is
 abandoned or announced; mounts patch a spare copy with them."""
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -187,6 +188,25 @@ def cached(mount):
     return (s.f_blocks - s.f_bavail) * s.f_frsize
 
 
+def test_readers_that_do_not_read():
+    "who opens what is sent of a version and does not read it keeps none of it, but for the last version's"
+    t = Trainer()
+    idle = []
+    for _ in range(3):
+        t.begin()
+        idle.append(t.fetch(t.version, t.version - 1))
+        t.go_on()
+        assert t.rank.answer() == f"offloaded {t.version}"
+        assert t.rank.ask(f"wait {t.version}") == f"published {t.version}"
+        t.take()
+    for reader in idle[:-1]:
+        with pytest.raises((OSError, http.client.HTTPException)):
+            while reader.read(1 << 16):
+                pass
+            raise OSError("it ended")  # what the sockets had room for
+        reader.close()
+
+
 def test_room():
     "a spare gives way to a version that is pulled, and is not made where it is not wanted"
     need_fuse()
@@ -256,8 +276,8 @@ def test_ended_in_the_middle(who):
     time.sleep(0.5)
     if who == "mount":
         began = time.monotonic()
-        m.detach()
-        assert time.monotonic() - began < 8 * SLOW
+        m.end()
+        assert "a pull ends later" not in m.text() and time.monotonic() - began < 8 * SLOW
         t.go_on()
         assert t.rank.answer() == f"offloaded {t.version}"
         return

@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROUND_BLOCKS 64 /* between two reports of progress */
-#define BATCH_BLOCKS 8  /* between two calls of some_done */
+#define ROUND_BLOCKS 64  /* between two reports of progress */
+#define BATCH_BLOCKS 8   /* between two calls of some_done, a worker; */
+#define BATCHES      256 /* and no more calls than that and one */
 
 static int no_memory(struct ws_error *err)
 {
@@ -285,7 +286,9 @@ static int collect(const struct ws_copy_plan *p)
 static void run_here(struct ws_copy_plan *p, struct ws_workers *workers)
 {
     const unsigned n_workers = ws_workers_count(workers);
-    const size_t step = p->run->some_done  ? BATCH_BLOCKS * n_workers
+    const size_t batch = p->jobs.len / BATCHES + 1;
+    const size_t step = p->run->some_done
+                            ? (batch > BATCH_BLOCKS * n_workers ? batch : BATCH_BLOCKS * n_workers)
                         : p->run->progress ? ROUND_BLOCKS * n_workers
                                            : p->jobs.len;
     for (size_t i = 0; i < p->spans.len; i++)

@@ -260,7 +260,7 @@ void ws_publisher_compare_give(struct wsync_publisher *p)
 {
     struct ws_publisher_compare *c = p->compare;
     json_t *list = NULL;
-    struct ws_error err;
+    struct ws_error err = {0};
     int fd = -1;
     if (!c->gives)
         return;

@@ -176,7 +176,7 @@ size_t ws_rank_deltas_add(const struct ws_rank_deltas *r, struct ws_delta *d, co
             add(&a, i);
     }
     if (a.refused > 0)
-        ws_log(WS_LOG_WARN, "agent",
+        ws_log(workers ? WS_LOG_WARN : WS_LOG_DEBUG, "agent",
                "%zu of the records that ranks gave cannot be used: those blocks are compared",
                (size_t)a.refused);
     return a.n;

@@ -35,6 +35,7 @@ struct ws_session {
     int refused;          /* errno: no placement can be made, and refusal says why; 0: not refused */
     char refusal[WS_ERROR_TEXT];
     bool writing;              /* has begun model->writing and not committed */
+    unsigned n_records;        /* how often it gave records of that */
     struct ws_slot *committed; /* what it has committed, until that is announced */
     bool lost;                 /* another rank's abandon ended its version; its next call gets that error */
     uint64_t last_begun;       /* the version that it began last, or came too late with */

@@ -176,16 +176,30 @@ static struct ws_agent_model *find_most(const struct ws_agent *a, size_t n_delta
 
 /* Drops the oldest deltas until all fit, and a model's last one only when no model has another: mounts read it just
  * now, and would pull the version whole. Under lock. */
-static void trim(struct ws_agent *a)
+static bool trim_provisional(const struct ws_agent *a, bool all)
+{
+    bool any = false;
+    for (struct ws_agent_model *m = a->models; m && !any; m = m->next)
+        any = ws_provisional_trim(m, all);
+    return any;
+}
+
+void ws_encoder_trim(struct ws_agent *a)
 {
     for (;;) {
         uint64_t total = 0;
         for (const struct ws_agent_model *m = a->models; m; m = m->next)
             total += ws_delta_set_bytes(&deltas_of(m)->set) + ws_provisional_bytes(m);
+        if (total <= ws_encoder_cache_limit(a))
+            return;
+        if (trim_provisional(a, false))
+            continue;
         struct ws_agent_model *most = find_most(a, 2);
+        if (!most && trim_provisional(a, true))
+            continue;
         if (!most)
             most = find_most(a, 1);
-        if (total <= ws_encoder_cache_limit(a) || !most)
+        if (!most)
             return;
         ws_delta_set_drop_oldest(&deltas_of(most)->set);
     }
@@ -276,7 +290,7 @@ static void encode(struct ws_agent *a, struct job *e)
     ws_features_encoded(a, e->model, e->delta, &e->target->base);
     encoder_of(a)->current = NULL;
     free_job(e);
-    trim(a);
+    ws_encoder_trim(a);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
 }

@@ -12,6 +12,8 @@ bool ws_encoder_terms(const struct ws_agent *a, const struct ws_agent_model *m, 
 /* Are deltas made of the model's versions? / Has a reader taken one in the last few versions? Under lock. */
 bool ws_encoder_is_on(const struct ws_agent *a, const struct ws_agent_model *m);
 bool ws_encoder_is_taken(const struct ws_agent_model *m);
+/* Gives deltas up until the rest has room; those that nobody may want first. Under lock. */
+void ws_encoder_trim(struct ws_agent *a);
 /* The deltas that lead to a version of this model: transports/delta/listing.h. New reference. Under lock. */
 json_t *ws_encoder_chain_json(const struct ws_agent_model *m, const struct ws_version_id *target);
 /* The catalog's deltas and delta; not under lock. */

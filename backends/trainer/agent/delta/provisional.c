@@ -9,7 +9,9 @@
 #include <string.h>
 
 struct provisional {
-    struct ws_delta *delta;   /* NULL: there is none */
+    struct ws_delta *delta; /* NULL: there is none */
+    struct ws_delta *
+        before; /* one that has ended: its readers get what it had until the next one begins; NULL: there is none */
     const struct ws_slot *of; /* the slot that is written; its version had one, which may have ended */
     uint64_t most_bytes;
 };
@@ -19,12 +21,29 @@ static struct provisional *state_of(const struct ws_agent_model *m)
     return m->feature_state[WS_FEATURE_provisional];
 }
 
+/* Readers that are behind are cut off, as those who do not read at all would keep its memory. */
+static void drop_before(struct provisional *p)
+{
+    if (p->before)
+        ws_delta_drop(p->before);
+    p->before = NULL;
+}
+
 static void end(struct provisional *p)
 {
-    if (p->delta)
-        ws_delta_end(p->delta, WS_DELTA_GIVEN_UP);
-    ws_delta_put(p->delta);
+    if (!p->delta)
+        return;
+    drop_before(p);
+    ws_delta_end(p->delta, WS_DELTA_GIVEN_UP);
+    p->before = p->delta;
     p->delta = NULL;
+}
+
+static void forget(struct ws_agent_model *m)
+{
+    struct provisional *p = state_of(m);
+    end(p);
+    p->of = NULL;
 }
 
 /* The base must stay the model's newest version while the other is written. */
@@ -42,6 +61,7 @@ static void begin(const struct ws_agent *a, const struct ws_agent_model *m, cons
     uint64_t bytes = 0;
     int level;
     p->of = m->writing;
+    drop_before(p);
     for (size_t i = 0; i < target->n_files; i++)
         bytes += target->files[i].size_bytes;
     if (!ws_encoder_is_taken(m) || !ws_encoder_terms(a, m, bytes, &level, &p->most_bytes))
@@ -74,24 +94,24 @@ static bool recorded(struct ws_agent *a, struct ws_agent_model *m, const struct 
     }
     (void)ws_rank_deltas_add(r, p->delta, base->manifest, m->writing->manifest, 0, p->most_bytes, NULL);
     ws_delta_stats(p->delta, &f);
-    if (f.bytes <= p->most_bytes)
-        return is_new;
-    end(p);
-    return !is_new;
+    if (f.bytes > p->most_bytes)
+        end(p);
+    ws_encoder_trim(a);
+    return is_new != !p->delta; /* it is listed now and was not, or the other way round */
 }
 
-static void forget(struct ws_agent_model *m)
-{
-    struct provisional *p = state_of(m);
-    end(p);
-    p->of = NULL;
-}
-
+/* Also of a slot that was filled otherwise, as from an archive, while the version is written. */
 static void filled(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s)
 {
     (void)a;
-    (void)s;
+    if (s == ((const struct provisional *)state_of(m))->of)
+        forget(m);
+}
+
+static void free_model(struct ws_agent_model *m)
+{
     forget(m);
+    drop_before(state_of(m));
 }
 
 static void stop(struct ws_agent *a)
@@ -120,10 +140,23 @@ static void list(const struct ws_agent *a, const struct ws_agent_model *m, json_
 uint64_t ws_provisional_bytes(const struct ws_agent_model *m)
 {
     const struct provisional *p = state_of(m);
-    struct ws_delta_stats f = {0};
+    struct ws_delta_stats f = {0}, before = {0};
     if (p->delta)
         ws_delta_stats(p->delta, &f);
-    return f.bytes;
+    if (p->before)
+        ws_delta_stats(p->before, &before);
+    return f.bytes + before.bytes;
+}
+
+bool ws_provisional_trim(struct ws_agent_model *m, bool all)
+{
+    struct provisional *p = state_of(m);
+    if (!p->before && !(all && p->delta))
+        return false;
+    if (!p->before)
+        end(p);
+    drop_before(p);
+    return true;
 }
 
 struct ws_delta *ws_provisional_find(const struct ws_agent_model *m, const struct ws_version_id *base,
@@ -139,7 +172,7 @@ struct ws_delta *ws_provisional_find(const struct ws_agent_model *m, const struc
 const struct ws_agent_feature ws_feature_provisional = {
     .model_bytes = sizeof(struct provisional),
     .stop = stop,
-    .free = forget,
+    .free = free_model,
     .recorded = recorded,
     .filled = filled,
     .discarded = forget,

@@ -9,6 +9,8 @@
 
 /* Of its records, which count in the room for deltas. Under lock. */
 uint64_t ws_provisional_bytes(const struct ws_agent_model *m);
+/* Gives up what is only kept for readers that are behind; all: if there is none, what grows. False: there is none. Under lock. */
+bool ws_provisional_trim(struct ws_agent_model *m, bool all);
 /* Borrowed, or NULL. Under lock. */
 struct ws_delta *ws_provisional_find(const struct ws_agent_model *m, const struct ws_version_id *base,
                                      const struct ws_version_id *target);

@@ -60,6 +60,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#define MAX_RECORDS      1024U               /* libwsync gives them 257 times at most */
 #define TEARDOWN_NS      (10 * WS_SECOND_NS) /* for the rest of a process to be torn down */
 #define RESTART_NS       (5 * WS_SECOND_NS)  /* for a launcher that starts the one rank anew */
 #define TEARDOWN_POLL_NS (50 * WS_MS_NS)
@@ -340,6 +341,7 @@ static int do_begin(struct ws_rank_call *q, struct ws_error *err)
     }
     if (rc == 0) {
         c->writing = true;
+        c->n_records = 0;
         c->committed = NULL;
         m->n_begun++;
         *q->reply = json_pack("{s:b,s:o,s:o,s:I,s:o}", "fresh", (int)m->writing->fresh, "holds",
@@ -360,14 +362,15 @@ static int do_begin(struct ws_rank_call *q, struct ws_error *err)
 /* --- commit, abandon --- */
 
 /* Without its hashes the rank's copy is not used: the version is abandoned as if the rank had given it up. */
-static void refuse(struct ws_agent *a, struct ws_session *c, const char *what, struct ws_error *err)
+static void refuse(struct ws_agent *a, struct ws_session *c, const char *what, bool replies,
+                   struct ws_error *err)
 {
     char why[WS_ERROR_TEXT];
     if (!c->model || !c->writing)
         return;
     snprintf(why, sizeof(why), "the %s of rank %u was refused: %.800s", what, c->rank, err->text);
     ws_agent_model_abandon(a, c->model, why);
-    c->lost = false; /* the reply says so */
+    c->lost = !replies; /* else the reply says so */
     ws_error_set(err, err->code, "%s; the next version may be offloaded", c->model->why);
 }
 
@@ -400,7 +403,8 @@ static int record_hashes(struct ws_slot *s, const json_t *hashes, struct ws_erro
     return 0;
 }
 
-/* The slot owns the records from here on, also on failure. *listed: the listing has changed. Under lock. */
+/* The slot owns the records from here on, also on failure. listed: set where the listing has changed; NULL: nobody is to get
+ * them before the version's delta. Under lock. */
 static int add_records(struct ws_agent *a, struct ws_agent_model *m, struct ws_rank_deltas *r, bool *listed,
                        struct ws_error *err)
 {
@@ -409,7 +413,8 @@ static int add_records(struct ws_agent *a, struct ws_agent_model *m, struct ws_r
         ws_rank_deltas_free(r);
         return rc;
     }
-    *listed = r && ws_features_recorded(a, m, r);
+    if (listed)
+        *listed = r && ws_features_recorded(a, m, r);
     m->writing->rank_deltas = ws_rank_deltas_join(r, m->writing->rank_deltas);
     return 0;
 }
@@ -426,14 +431,19 @@ static int do_records(struct ws_rank_call *q, struct ws_error *err)
     const bool has_begun = c->model && c->writing;
     if (rc == 0 && !has_begun)
         rc = ws_error_set(err, EINVAL, "nothing is begun");
+    const bool too_often = rc == 0 && c->n_records == MAX_RECORDS; /* each keeps a mapping */
+    if (too_often)
+        rc =
+            ws_error_set(err, EINVAL, "a rank gives records %u times before its commit at most", MAX_RECORDS);
+    c->n_records += rc == 0;
     if (rc == 0)
         rc = record_hashes(c->model->writing, json_object_get(q->body, "hashes"), err);
     if (rc == 0) {
         rc = add_records(a, c->model, records, &listed, err);
         records = NULL;
     }
-    if (rc < 0 && has_begun)
-        refuse(a, c, "list of records", err);
+    if (rc < 0 && has_begun && !too_often)
+        refuse(a, c, "list of records", false, err); /* the rank goes on, and its commit is told */
     pthread_mutex_unlock(&a->lock);
     if (listed)
         ws_agent_announce(a);
@@ -461,7 +471,9 @@ static int do_commit(struct ws_rank_call *q, struct ws_error *err)
     if (rc == 0)
         rc = ws_agent_audit_record(m, c, body, err);
     if (rc == 0) {
-        rc = add_records(a, m, records, &listed, err);
+        /* The last rank's are in the version's own delta at once, and those of one that gave none before may be all of it. */
+        const bool early = c->n_records > 0 && m->n_committed + 1 < m->n_local;
+        rc = add_records(a, m, records, early ? &listed : NULL, err);
         records = NULL;
     }
     if (rc == 0) {
@@ -482,7 +494,7 @@ static int do_commit(struct ws_rank_call *q, struct ws_error *err)
             pthread_cond_broadcast(&a->changed);
         }
     } else {
-        refuse(a, c, "commit", err);
+        refuse(a, c, "commit", true, err);
     }
     pthread_mutex_unlock(&a->lock);
     ws_rank_deltas_free(records);
