@@ -80,6 +80,8 @@ static void record(const struct look *l, struct ws_engine *e, int rc, const stru
     if (newest && rc == 0 && ws_condition_answered(k, now, l->current, &restarted) && restarted &&
         !k->reports.path)
         e->facts.known = false; /* it is asked anew what it is, and where that is from */
+    if (restarted)              /* what the one before could not do */
+        ws_backoff_reset(&e->catch_up_backoff);
     const bool had_draft = e->draft.id.lineage[0];
     /* Of one that was kept for an engine that does not name its process, only a current version tells whether it ran on. */
     const bool tells = l->current || process[0] || !e->draft.is_kept;
