@@ -7,6 +7,7 @@
 #include "fs/switch/follow.h"
 #include "fs/switch/kept.h"
 #include "fs/switch/learned_file.h"
+#include "fs/switch/patch_steps.h"
 #include "fs/switch/quarantine.h"
 #include "fs/switch/restore.h"
 #include "fs/switch/set.h"
@@ -170,6 +171,8 @@ static void query(void *arg, size_t i)
         process[0] = 0;
     if (atomic_load(&l->control->stop))
         return;
+    if (rc == 0)
+        ws_patch_step_drop_left(l->control, e, &call.target);
     record(l, e, rc, call.facts.known ? NULL : &facts, &now, process, &err);
     l->answered[i] = rc == 0;
     l->runs[i] = rc == 0 && !now.paused && !now.sleeping;

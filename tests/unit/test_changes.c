@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
@@ -192,25 +193,30 @@ static void test_whole_blocks(void **state)
     free_pair(&p);
 }
 
+/* The base's files are gone: what is left of it is its manifest, by whose digest the delta is known, whatever its name is. */
 static void test_without_base(void **state)
 {
     struct pair p;
-    char gone[PATH_MAX], meta[PATH_MAX + 64], other[PATH_MAX + 64];
+    char path[PATH_MAX + 64];
+    struct ws_manifest *m;
     (void)state;
     make_pair(&p, 60);
     mark_pair(&p);
     put_delta(&p, 1);
-    snprintf(gone, sizeof(gone), "%s.gone", p.base);
-    snprintf(meta, sizeof(meta), "%s/.wsync/changes-from-1@run1", p.target);
-    snprintf(other, sizeof(other), "%s/.wsync/changes-from-1", p.target);
-    assert_int_equal(rename(p.base, gone), 0);
-    assert_int_equal(rename(meta, other), 0);
+    snprintf(path, sizeof(path), "%s.gone", p.base);
+    assert_int_equal(rename(p.base, path), 0);
+    assert_int_equal(mkdir(p.base, 0700), 0);
+    version_folder_mark(p.base, p.from.manifest);
     expect(&p, true);
-    snprintf(meta, sizeof(meta), "%s/.wsync/changes-from-7", p.target);
-    assert_int_equal(rename(other, meta), 0);
-    free(p.base);
-    p.base = strdup("/nowhere/7/");
-    refuse(&p, EBADMSG, "from 1");
+    assert_int_equal(ws_manifest_copy(p.from.manifest, &m), 0);
+    m->files[0].hashes[0] ^= 1;
+    ws_manifest_seal(m);
+    version_folder_mark(p.base, m);
+    refuse(&p, EBADMSG, "another's");
+    ws_manifest_free(m);
+    snprintf(path, sizeof(path), "%s/.wsync/manifest.json", p.base);
+    assert_int_equal(unlink(path), 0);
+    refuse(&p, ENOENT, p.base);
     free_pair(&p);
 }
 
