@@ -254,6 +254,24 @@ def test_late_prepare(api):
     wait_for(lambda: state(e)["plan"] is None, "the plan to be dropped after all", 60)
 
 
+def test_listed_once():
+    "what changed is listed once for all engines of a switch, also where delta-cache= has no room for the list, and once more when they go back"
+    w = World("delta-cache=0")
+    engines = [w.engine(f"e{i}", options="update=patch") for i in range(3)]
+    listed = lambda: w.mount.text().count(" changes listed ")
+    used = lambda: int(w.mount.status()["used_bytes"])
+    w.load(1)
+    w.mount.write("pull 2", "actor/ctl")
+    before = used()
+    for n, version in ((1, 2), (2, 1)):
+        w.load(version)
+        for i, e in enumerate(engines):
+            assert " how=patch " in w.last("loaded", f"e{i}"), w.last("loaded", f"e{i}")
+            w.holds(e, version)
+        assert listed() == n
+    wait_for(lambda: used() == before, "what the list took of the cache")
+
+
 @pytest.mark.parametrize("api", APIS)
 def test_undo(api):
     "one of three fails: those that were patched undo it, load nothing, and go on"
