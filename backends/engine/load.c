@@ -16,10 +16,18 @@ static bool names(const struct ws_engine_serving *now, const char *version)
     return now->version[0] && strcmp(now->version, version) == 0;
 }
 
+int ws_engine_settle(const struct ws_engine_ops *ops, const struct ws_engine_target *t,
+                     struct ws_engine_serving *out, struct ws_error *err)
+{
+    int rc = ops->drain ? ops->drain(t, err) : 0;
+    return rc == 0 ? ops->serving(t, out, err) : rc;
+}
+
 /* Prepares a load. *changes: afterwards the engine reports the version only if this load was done. *renamed:
  * until then it reports another version, or may. */
 static int get_ready(const struct ws_engine_ops *ops, const struct ws_engine_target *target,
-                     const char *version, bool *changes, bool *renamed, struct ws_error *err)
+                     const char *version, const char *known, bool *changes, bool *renamed,
+                     struct ws_error *err)
 {
     struct ws_engine_target named = *target, *t = &named;
     struct ws_engine_serving before;
@@ -27,9 +35,9 @@ static int get_ready(const struct ws_engine_ops *ops, const struct ws_engine_tar
     char other[sizeof(before.version)];
     *changes = true;
     *renamed = false;
-    int rc = ops->drain ? ops->drain(t, err) : 0;
-    if (rc == 0)
-        rc = ops->serving(t, &before, err);
+    if (known && strcmp(known, version) != 0)
+        return 0;
+    int rc = ws_engine_settle(ops, t, &before, err);
     if (rc != 0 || !names(&before, version))
         return rc;
     snprintf(other, sizeof(other), LOADING "%s", version);
@@ -66,12 +74,12 @@ static int query_result(const struct ws_engine_ops *ops, const struct ws_engine_
 }
 
 int ws_engine_load(const struct ws_engine_ops *ops, const struct ws_engine_target *t, const char *path,
-                   const char *version, bool *sent, struct ws_error *err)
+                   const char *version, const char *before, bool *sent, struct ws_error *err)
 {
     const bool uncertain = *sent;
     bool changes, renamed;
     *sent = false;
-    int rc = get_ready(ops, t, version, &changes, &renamed, err);
+    int rc = get_ready(ops, t, version, before, &changes, &renamed, err);
     if (rc == 0) {
         rc = ops->load(t, path, version, err);
         *sent = rc != -EHOSTUNREACH && rc != -EAGAIN;

@@ -4,15 +4,22 @@
 #define WS_ENGINE_LOAD_H
 #include "backends/engine/engine.h"
 
+/* What the engine reports, once it has finished earlier requests whose callers have given up. Asked before the pause,
+ * ws_engine_load needs not ask in it. */
+WS_MUST_USE int ws_engine_settle(const struct ws_engine_ops *ops, const struct ws_engine_target *t,
+                                 struct ws_engine_serving *out, struct ws_error *err);
 /* Waits until the engine has finished earlier requests, gives it another version where it reports this one
  * already, and loads. Where the reply is lost, asks the engine what it serves. Returns 0, or the load's own
  * errors.
+ *
+ * before: the version that ws_engine_settle told, if nothing was sent since that changes it; NULL: it is asked.
  *
  * *sent on return: the engine got the load; false: it goes on as it was, under its former version. *sent
  * before the call: it got one already, so it may not hold what it reports, and its version is not put back.
  * Blocking; the caller has paused the engine. */
 WS_MUST_USE int ws_engine_load(const struct ws_engine_ops *ops, const struct ws_engine_target *t,
-                               const char *path, const char *version, bool *sent, struct ws_error *err);
+                               const char *path, const char *version, const char *before, bool *sent,
+                               struct ws_error *err);
 /* After the resume: is it still the server that got the load? One that was restarted since reports another
  * version. 0; -EREMOTEIO: it is not; the errors of ops->serving: it cannot be told, which means no. An engine
  * that reports no version: 0. */

@@ -270,15 +270,6 @@ static int pause_with(const struct ws_engine_target *t, const char *mode, struct
                          err);
 }
 
-static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
-{
-    int rc = pause_with(t, t->pause_mode ? t->pause_mode : pause_modes[0], err);
-
-    if (rc == -EREMOTEIO && !t->pause_mode && !is(t, HAS_WORKERS)) /* a server that does not know retract */
-        rc = pause_with(t, "abort", err);
-    return rc;
-}
-
 /* Older releases have neither route. One that fails to answer does not say that it has settled. */
 static int drain(const struct ws_engine_target *target, struct ws_error *err)
 {
@@ -289,6 +280,16 @@ static int drain(const struct ws_engine_target *target, struct ws_error *err)
     if (!rc)
         ws_http_reply_release(&reply);
     return rc == -EPROTO ? 0 : rc;
+}
+
+/* It answers before its schedulers have the pause. Of one tokenizer worker they get it before the load. */
+static int pause_engine(const struct ws_engine_target *t, struct ws_error *err)
+{
+    int rc = pause_with(t, t->pause_mode ? t->pause_mode : pause_modes[0], err);
+
+    if (rc == -EREMOTEIO && !t->pause_mode && !is(t, HAS_WORKERS)) /* a server that does not know retract */
+        rc = pause_with(t, "abort", err);
+    return rc == 0 && is(t, HAS_WORKERS) ? drain(t, err) : rc;
 }
 
 /* Its default aborts all requests. */

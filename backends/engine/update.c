@@ -31,7 +31,8 @@ static int go_back(const struct ws_engine_ops *ops, const struct ws_engine_targe
     const char *version = before->version[0] ? before->version : AT_START;
     bool good = !touched, sent = true; /* one that is busy with the load was waited for long enough */
     for (int i = 0; !good && sent && before->path[0] && i < BACK_TRIES; i++)
-        good = ws_engine_load(ops, t, before->path, version, &sent, NULL) == 0 && ops->flush(t, NULL) == 0;
+        good =
+            ws_engine_load(ops, t, before->path, version, NULL, &sent, NULL) == 0 && ops->flush(t, NULL) == 0;
     bool runs = good && !(t->sleeping && !touched) && ops->resume(t, NULL) == 0 &&
                 (!touched || ws_engine_confirm(ops, t, version, NULL) == 0);
     return ws_error_set(err, -rc, "%.700s; %s", why.text,
@@ -86,7 +87,7 @@ int ws_engine_update(const struct ws_engine_ops *ops, const struct ws_engine_tar
     t.acted = NULL;
     if (rc < 0)
         return !acted ? rc : go_back(ops, &t, &before, false, rc, err);
-    rc = ws_engine_load(ops, &t, path, label, &touched, err);
+    rc = ws_engine_load(ops, &t, path, label, NULL, &touched, err);
     if (rc == 0)
         rc = ops->flush(&t, err);
     if (rc < 0)

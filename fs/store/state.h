@@ -173,6 +173,7 @@ struct ws_model {
     uint64_t shown_bytes;         /* of the cache, for those */
     struct ws_delta_set way_back; /* made here (way_back.h) */
     uint64_t way_back_bytes;      /* of the cache, for those */
+    struct ws_spare *spare;       /* the puller's: of the version that is on its way; NULL: none */
     struct ws_version_id
         directed; /* to which the one copy goes (one_copy.h); lineage empty: the current one */
     /* node_parts.c */

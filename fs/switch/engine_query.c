@@ -1,4 +1,5 @@
 #include "fs/switch/engine_query.h"
+#include "backends/engine/load.h"
 #include "fs/switch/gate.h"
 #include "transports/base/clock.h"
 #include <errno.h>
@@ -117,7 +118,7 @@ int ws_engine_step_query(struct ws_switch_engine *se)
     int rc = ws_engine_ready(se->engine, se->run->control, &se->err);
     ws_engine_step_call(se, false, &call);
     if (rc == 0)
-        rc = se->engine->ops->serving(&call.target, &now, &se->err);
+        rc = ws_engine_settle(se->engine->ops, &call.target, &now, &se->err);
     if (rc == 0) {
         restarted = ws_condition_names_another(ws_engine_step_lock(se), &now);
         ws_engine_step_unlock(se);
@@ -138,6 +139,7 @@ int ws_engine_step_query(struct ws_switch_engine *se)
     if (rc < 0)
         return ws_engine_step_fail(se, start, rc);
     record_way_back(se, &now);
+    snprintf(se->settled, sizeof(se->settled), "%s", now.version);
     rc = check_wakes(se);
     if (rc == 0)
         rc = se->target ? check_reload(se) : check_target_stays(se);

@@ -228,13 +228,14 @@ int ws_engine_step_pause(struct ws_switch_engine *se)
 static int load_path(struct ws_switch_engine *se, const char *path, const char *version, bool *told)
 {
     struct ws_engine_call call;
+    const char *before = se->settled[0] && !se->run->going_back ? se->settled : NULL;
     init_call(se, &call);
     struct ws_condition *c = ws_engine_step_lock(se);
     *told = ws_condition_was_told_to_load(c) || ws_condition_is_broken(c);
     const bool begins = ws_condition_load_begins(c, version);
     ws_engine_step_unlock(se);
     assert(begins); /* it was paused before */
-    int rc = ws_engine_load(se->engine->ops, &call.target, path, version, told, &se->err);
+    int rc = ws_engine_load(se->engine->ops, &call.target, path, version, before, told, &se->err);
     c = ws_engine_step_lock(se);
     ws_condition_load_ended(c, path, *told, rc == 0);
     ws_engine_step_unlock(se);

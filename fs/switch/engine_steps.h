@@ -41,6 +41,8 @@ struct ws_switch_engine {
     char to_path[PATH_MAX],
         to_version[32]; /* of the target, or the first of the others: its number, for people */
     char to_version_id[WS_VERSION_ID_TEXT]; /* what the engine is told that it is */
+    char settled[64];                       /* the version that it reported before its pause, all earlier
+                                             * requests finished; empty: to be asked before a load */
     bool not_back;                          /* it was to be brought back, and was not */
     bool lost;                              /* failed; what follows goes on without it, or back */
     uint64_t paused_ns;

@@ -144,9 +144,9 @@ static void test_timed_out_under_its_own_name(void **state)
         assert_int_equal(ops->label(&e.target, "2", &err), 0);
         assert_int_equal(ops->pause(&e.target, &err), 0);
         e.target.timeout_ms = 300;
-        assert_int_equal(ws_engine_load(ops, &e.target, engine_two, "2", &told, &err), -ETIMEDOUT);
+        assert_int_equal(ws_engine_load(ops, &e.target, engine_two, "2", NULL, &told, &err), -ETIMEDOUT);
         e.target.timeout_ms = 60000;
-        assert_int_equal(ws_engine_load(ops, &e.target, engine_two, "2", &told, &err), 0);
+        assert_int_equal(ws_engine_load(ops, &e.target, engine_two, "2", NULL, &told, &err), 0);
         assert_int_equal(ops->serving(&e.target, &now, &err), 0);
         assert_string_equal(now.version, "2");
         assert_int_equal(ws_engine_confirm(ops, &e.target, "2", &err), 0);
@@ -237,14 +237,24 @@ static void test_requests_of_a_load(void **state)
     e.target.facts = &facts;
     const unsigned ready = bad_server_hits(s, 0), info = bad_server_hits(s, 1),
                    drains = bad_server_hits(s, 2);
-    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "2", &told, &err), -EREMOTEIO);
+    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "2", NULL, &told, &err), -EREMOTEIO);
     assert_true(told); /* it says that it serves version 1 afterwards */
     assert_int_equal(bad_server_hits(s, 0), ready);
     assert_int_equal(bad_server_hits(s, 1), info + 2);
     assert_int_equal(bad_server_hits(s, 2), drains + 1);
     assert_int_equal(bad_server_hits(s, 4), 1);
-    assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), 0); /* else it is asked */
-    assert_int_equal(bad_server_hits(s, 0), ready + 1);
+    /* What it reported before its pause is not asked for again, unless that is the version which is loaded. */
+    assert_int_equal(ws_engine_settle(&ws_engine_sglang, &e.target, &now, &err), 0);
+    assert_int_equal(bad_server_hits(s, 0), ready + 1); /* whether it is paused, too */
+    assert_int_equal(bad_server_hits(s, 1), info + 3);
+    assert_int_equal(bad_server_hits(s, 2), drains + 2);
+    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "2", now.version, &told, &err),
+                     -EREMOTEIO);
+    assert_int_equal(bad_server_hits(s, 1), info + 4);
+    assert_int_equal(bad_server_hits(s, 2), drains + 2);
+    told = false;
+    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "1", "1", &told, &err), 0);
+    assert_int_equal(bad_server_hits(s, 2), drains + 3);
     bad_server_stop(s);
 }
 
@@ -259,7 +269,7 @@ static void test_lost_reply_without_a_label(void **state)
 
     (void)state;
     engine_at(&e, bad_server_port(s));
-    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "2", &told, &err), -ECONNRESET);
+    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "2", NULL, &told, &err), -ECONNRESET);
     assert_true(told);
     bad_server_stop(s);
 }
@@ -304,16 +314,16 @@ static void test_load_never_received(void **state)
     (void)state;
     strcpy(named, "2");
     label_result = 0;
-    assert_int_equal(ws_engine_load(&ops, &e.target, "/m", "2", &told, &err), -EAGAIN);
+    assert_int_equal(ws_engine_load(&ops, &e.target, "/m", "2", NULL, &told, &err), -EAGAIN);
     assert_false(told);
     assert_string_equal(named, "2"); /* the engine keeps running, and reports the same */
     label_result = -ETIMEDOUT;
-    assert_int_equal(ws_engine_load(&ops, &e.target, "/m", "2", &told, &err), -ETIMEDOUT);
+    assert_int_equal(ws_engine_load(&ops, &e.target, "/m", "2", NULL, &told, &err), -ETIMEDOUT);
     assert_false(told);
     assert_string_equal(named, "2");
     told = true; /* it has received another load: its weights are unknown */
     label_result = 0;
-    assert_int_equal(ws_engine_load(&ops, &e.target, "/m", "2", &told, &err), -EAGAIN);
+    assert_int_equal(ws_engine_load(&ops, &e.target, "/m", "2", NULL, &told, &err), -EAGAIN);
     assert_false(told);
     assert_string_equal(named, "loading 2");
 }
@@ -331,7 +341,7 @@ static void test_lost_reply_with_a_label_of_no_effect(void **state)
 
     (void)state;
     engine_at(&e, bad_server_port(s));
-    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "2", &told, &err), -ECONNRESET);
+    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "2", NULL, &told, &err), -ECONNRESET);
     assert_true(told);
     assert_int_equal(bad_server_hits(s, 1), 1);
     bad_server_stop(s);

@@ -369,7 +369,7 @@ static void test_sglang_that_does_not_settle(void **state)
 
     (void)state;
     engine_at(&e, bad_server_port(s));
-    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "2", &told, &err), -EREMOTEIO);
+    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, "/m", "2", NULL, &told, &err), -EREMOTEIO);
     assert_false(told);
     assert_int_equal(bad_server_hits(s, 1), 0);
     bad_server_stop(s);
@@ -406,7 +406,7 @@ static void test_sglang_with_tokenizer_workers(void **state)
     assert_int_equal(ws_engine_sglang.probe(&e.target, &facts, &now, &err), 0);
     assert_string_equal(now.path, engine_one);
     e.target.facts = &facts;
-    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, engine_two, "2", &told, &err), 0);
+    assert_int_equal(ws_engine_load(&ws_engine_sglang, &e.target, engine_two, "2", NULL, &told, &err), 0);
     assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), 0);
     assert_string_equal(now.version, "2");
     assert_string_equal(now.path, "");
