@@ -76,19 +76,29 @@ static void add_names(const json_t *names, char *out, size_t cap)
     }
 }
 
-/* "42@RUN"; empty where it does not say, or no version of ours is. */
-static void read_served(const json_t *worker, char out[64])
+/* "42@RUN" and the digest of its manifest; both empty where it does not say one of them, or no version of ours is. */
+static struct ws_engine_patch_served read_served(const json_t *worker)
 {
+    struct ws_engine_patch_served out = {0};
     const json_t *served = json_object_get(worker, "served"), *version = json_object_get(served, "version");
     const char *run = json_string_value(json_object_get(served, "run"));
+    const char *digest = json_string_value(json_object_get(served, "digest"));
     char number[32] = "";
     if (json_is_integer(version))
         snprintf(number, sizeof(number), "%" JSON_INTEGER_FORMAT, json_integer_value(version));
     else if (json_is_string(version))
         snprintf(number, sizeof(number), "%.31s", json_string_value(version));
-    out[0] = 0;
-    if (number[0] && run && run[0] && strlen(number) + strlen(run) + 2 <= 64)
-        snprintf(out, 64, "%s@%s", number, run);
+    if (!number[0] || !run || !run[0] || strlen(number) + strlen(run) + 2 > sizeof(out.version) || !digest ||
+        strlen(digest) + 1 != sizeof(out.digest))
+        return out;
+    snprintf(out.version, sizeof(out.version), "%s@%s", number, run);
+    snprintf(out.digest, sizeof(out.digest), "%s", digest);
+    return out;
+}
+
+static bool is_same(const struct ws_engine_patch_served *a, const struct ws_engine_patch_served *b)
+{
+    return strcmp(a->version, b->version) == 0 && strcmp(a->digest, b->digest) == 0;
 }
 
 static void read_worker(const struct ws_engine_patch *ask, const json_t *worker, size_t i,
@@ -98,7 +108,6 @@ static void read_worker(const struct ws_engine_patch *ask, const json_t *worker,
     const bool ok = json_is_true(json_object_get(worker, state ? "ready" : "ok"));
     const char *why = json_string_value(json_object_get(worker, "why"));
     const char *plan = json_string_value(json_object_get(worker, "plan"));
-    char served[64];
     out->wrote = out->wrote || ok || !json_is_false(json_object_get(worker, "wrote"));
     out->differs = out->differs || json_array_size(json_object_get(worker, "differs")) > 0;
     out->put = out->put || json_is_true(json_object_get(worker, "put"));
@@ -109,11 +118,9 @@ static void read_worker(const struct ws_engine_patch *ask, const json_t *worker,
     if (state && patchable < out->patchable)
         out->patchable = patchable;
     add_names(json_object_get(worker, "whole"), out->whole, sizeof(out->whole));
-    read_served(worker, served);
-    const bool disagrees = state && i > 0 && strcmp(served, out->served) != 0;
-    if (i > 0 && strcmp(served, out->served) != 0)
-        served[0] = 0;
-    snprintf(out->served, sizeof(out->served), "%s", served);
+    const struct ws_engine_patch_served served = read_served(worker);
+    const bool same = i == 0 || is_same(&served, &out->served), disagrees = state && !same;
+    out->served = same ? served : (struct ws_engine_patch_served){0};
     if (plan && strlen(plan) <= WS_PATCH_PLAN_DIGITS && !out->plan[0])
         snprintf(out->plan, sizeof(out->plan), "%s", plan);
     if (disagrees && out->ok) { /* later ones that agree change nothing about that */

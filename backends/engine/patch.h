@@ -24,6 +24,11 @@ struct ws_engine_patch {
     /* What the engine reports once all workers have put or undone it. */
     const char *version, *path;
 };
+/* A version by what identifies it: names are given anew, digests are not. */
+struct ws_engine_patch_served {
+    char version[64]; /* "42@RUN" */
+    char digest[33];  /* of its manifest */
+};
 /* What all workers say together. */
 struct ws_engine_patch_reply {
     size_t workers;
@@ -34,10 +39,10 @@ struct ws_engine_patch_reply {
     double seconds;          /* of the slowest */
     double patchable;        /* of state: the least share of the elements that can be patched; else 1 */
     uint64_t changed, bytes; /* of prepare: the sum */
-    char plan[WS_PATCH_PLAN_DIGITS + 1]; /* of state: that one has */
-    char served[64];                     /* of state: "42@RUN", where all say the same; empty: not said */
-    char whole[200];                     /* modules that are loaded whole, as far as there is room */
-    char why[400];                       /* of the first that is not ok, with its rank */
+    char plan[WS_PATCH_PLAN_DIGITS + 1];  /* of state: that one has */
+    struct ws_engine_patch_served served; /* of state, where all say the same; empty: not said */
+    char whole[200];                      /* modules that are loaded whole, as far as there is room */
+    char why[400];                        /* of the first that is not ok, with its rank */
 };
 /* results: of all workers; what: for people. -EPROTO: these are no workers' answers, or another number than `workers`
  * (0: any). */

@@ -763,8 +763,8 @@ void wsync_update_request_free(wsync_update_request *request);
 typedef struct wsync_changes wsync_changes;
 /* Lists what differs from base to target, folders of versions. A mount's target has
  * .wsync/changes-from-VERSION@RUN of the base, its delta (wsync-delta(5)): that is read, and the values are the
- * target's; then the base's files may be gone, unless the delta has blocks whole. Else the files of both are
- * compared. The caller frees *out with wsync_changes_free. -EPROTO: their tensors have other names, types or
+ * target's; then the base's files may be gone, unless the delta has blocks whole, but not its manifest, by which
+ * the delta is known to be from this base. Else the files of both are compared. The caller frees *out with wsync_changes_free. -EPROTO: their tensors have other names, types or
  * shapes; -E2BIG: more than an eighth of the elements (and than 2^20) changed, so no list is made; -EBADMSG: the
  * delta is damaged, or between other versions than the folders' manifests; -EOPNOTSUPP: a mount with need=learn
  * would learn that all is read; -ESTALE: a file was changed meanwhile; -ENOENT and others: as opening and

@@ -256,6 +256,8 @@ static void print_progress(struct ws_version *v, FILE *f)
             "have_bytes %" PRIu64 "\ntotal_bytes %" PRIu64 "\nmoved_bytes %" PRIu64 "\nbad_blocks %" PRIu64
             "\nseconds %.3f\n",
             i.have_bytes, i.total_bytes, i.moved_bytes, i.bad_blocks, i.pull_seconds);
+    if (i.how[0])
+        fprintf(f, "how %s\n", i.how);
     const struct ws_manifest *m = ws_version_files(v);
     for (size_t k = 0; m && k < m->n_files; k++)
         fprintf(f, "file.%s %zu/%zu blocks\n", m->files[k].name, ws_version_blocks_here(v, k),

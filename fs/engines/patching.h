@@ -3,6 +3,7 @@
 #ifndef WS_FS_ENGINES_PATCHING_H
 #define WS_FS_ENGINES_PATCHING_H
 #include "backends/engine/engine.h"
+#include "backends/engine/patch.h"
 #include "fs/engines/grammar.h"
 
 enum ws_update {
@@ -21,6 +22,8 @@ struct ws_patching {
     char why[400];                   /* why no patch */
     uint64_t patched, whole, undone; /* of all switches; whole: where a patch was tried or asked for */
     uint64_t verified, drifted;
+    char left_plan[WS_PATCH_PLAN_DIGITS +
+                   1];     /* its workers may have it, though the switch is over; empty: none */
     uint64_t verify_at_ns; /* the next comparison; 0: when the engine has served for verify_s */
 };
 /* -EINVAL: what the options are. */

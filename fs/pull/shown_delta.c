@@ -1,4 +1,5 @@
 #include "fs/pull/shown_delta.h"
+#include "fs/store/cache_budget.h"
 #include "fs/store/comparison.h"
 #include "fs/store/content.h"
 #include "fs/store/delta_cache.h"
@@ -12,8 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PART    2 /* of the version that a delta may take */
-#define THREADS 4 /* at most: each has room for a block's changes beside the cache */
+#define PART    2           /* of the version that a delta may take */
+#define STEP    (1UL << 20) /* of what is borrowed */
+#define THREADS 4           /* at most: each has room for a block's changes beside the cache */
 
 /* How it comes about. */
 enum source { NONE, HELD, COMPARED, WAY_BACK };
@@ -27,8 +29,12 @@ struct making {
         [WS_MAX_DELTA_ENTRIES]; /* of the way back, counted; from the target to the base, the last first */
     size_t n_steps;
     struct worker **workers;
-    size_t file;
+    struct ws_delta_comparer *comparer; /* COMPARED */
+    struct ws_element_widths *widths;   /* else: of the file's elements */
+    size_t file;                        /* that is worked on */
     atomic_int rc;
+    pthread_mutex_t lock;
+    uint64_t borrowed; /* from the cache; guarded by lock */
 };
 
 static const struct ws_manifest *sealed(const struct ws_version *v)
@@ -138,21 +144,13 @@ static void give_files(struct ws_version *v, const unsigned char **files)
     }
 }
 
-static void compare(struct making *k, struct ws_workers *workers)
+/* One block of two versions that are both here. */
+static int compare_block(struct making *k, size_t block, unsigned worker)
 {
-    const struct ws_manifest *from = atomic_load(&k->comparison.base->manifest),
-                             *to = atomic_load(&k->comparison.target->manifest);
-    const unsigned char **files = calloc(from->n_files + to->n_files + 1, sizeof(*files));
-    if (!files) {
-        ws_delta_end(k->delta, WS_DELTA_GIVEN_UP);
-        return;
-    }
-    give_files(k->comparison.base, files);
-    give_files(k->comparison.target, files + from->n_files);
-    const struct ws_delta_side a = {.manifest = from, .files = files},
-                               b = {.manifest = to, .files = files + from->n_files};
-    ws_delta_encode(k->delta, &a, &b, 0, k->most_bytes, workers, &k->comparison.stop);
-    free(files);
+    if (ws_delta_comparer_is_equal(k->comparer, k->file, block))
+        return 0;
+    struct ws_delta_record *r = ws_delta_comparer_block(k->comparer, k->file, block, worker);
+    return r ? ws_delta_add(k->delta, r) : -ENOMEM;
 }
 
 /* --- by the way back --- */
@@ -213,49 +211,88 @@ static int go_back(struct making *k, struct worker *w, size_t block, const struc
     return r ? ws_delta_add(k->delta, r) : -ENOMEM;
 }
 
-struct back {
-    struct making *making;
-    struct ws_element_widths *widths;
-};
+/* --- all blocks --- */
+
+/* What the list takes is the cache's while it is made. The base does not give way to what is made of it. */
+static int borrow(struct making *k, uint64_t bytes)
+{
+    struct ws_error why;
+    int rc = 0;
+    pthread_mutex_lock(&k->lock);
+    ws_version_retain(k->comparison.base, 1);
+    while (rc == 0 && bytes > k->borrowed)
+        rc = ws_cache_budget_borrow(k->comparison.target, STEP, &k->borrowed, &k->comparison.stop, &why);
+    ws_version_retain(k->comparison.base, -1);
+    pthread_mutex_unlock(&k->lock);
+    return rc == -ECANCELED ? -ESTALE : rc;
+}
+
+static int make_block(struct making *k, size_t block, unsigned worker)
+{
+    struct worker *w = k->comparer ? NULL : worker_of(k, worker);
+    struct ws_delta_stats stats;
+    if (atomic_load(&k->comparison.stop))
+        return -ESTALE;
+    if (!k->comparer && !w)
+        return -ENOMEM;
+    const int rc = w ? go_back(k, w, block, k->widths) : compare_block(k, block, worker);
+    ws_delta_stats(k->delta, &stats);
+    return rc < 0 ? rc : stats.bytes > k->most_bytes ? -EFBIG : borrow(k, stats.bytes);
+}
 
 static void do_block(void *arg, size_t block, unsigned worker)
 {
-    const struct back *b = arg;
-    struct making *k = b->making;
-    struct worker *w = atomic_load(&k->rc) ? NULL : worker_of(k, worker);
-    struct ws_delta_stats stats;
-    if (atomic_load(&k->rc))
-        return;
-    int rc = atomic_load(&k->comparison.stop) ? -ESTALE : w ? go_back(k, w, block, b->widths) : -ENOMEM;
-    ws_delta_stats(k->delta, &stats);
-    if (rc == 0 && stats.bytes > k->most_bytes)
-        rc = -EFBIG;
+    struct making *k = arg;
+    const int rc = atomic_load(&k->rc) ? 0 : make_block(k, block, worker);
     if (rc < 0)
         atomic_store(&k->rc, rc);
 }
 
-static void go_back_all(struct making *k, struct ws_workers *workers)
+static int open_comparer(struct making *k, const unsigned char **files, unsigned n_workers)
+{
+    const struct ws_manifest *from = atomic_load(&k->comparison.base->manifest),
+                             *to = atomic_load(&k->comparison.target->manifest);
+    give_files(k->comparison.base, files);
+    give_files(k->comparison.target, files + from->n_files);
+    const struct ws_delta_side a = {.manifest = from, .files = files},
+                               b = {.manifest = to, .files = files + from->n_files};
+    k->comparer = ws_delta_comparer_new(&a, &b, 0, n_workers);
+    return k->comparer ? 0 : -ENOMEM;
+}
+
+static int do_file(struct making *k, struct ws_workers *workers)
 {
     struct ws_version *v = k->comparison.target;
-    const struct ws_manifest *to = atomic_load(&v->manifest);
+    const struct ws_manifest_file *f = &((struct ws_manifest *)atomic_load(&v->manifest))->files[k->file];
+    const struct ws_safetensors *st =
+        !k->comparer && f->header_bytes ? ws_version_header(v, k->file, NULL) : NULL;
+    k->widths = k->comparer ? NULL : ws_element_widths_new(st);
+    if (!k->comparer && !k->widths)
+        return -ENOMEM;
+    ws_workers_run_indexed(workers, do_block, k, f->n_blocks);
+    free(k->widths);
+    return atomic_load(&k->rc);
+}
+
+static int do_all(struct making *k, struct ws_workers *workers)
+{
+    const struct ws_manifest *from = atomic_load(&k->comparison.base->manifest),
+                             *to = atomic_load(&k->comparison.target->manifest);
     const unsigned n = ws_workers_count(workers);
+    const unsigned char **files = calloc(from->n_files + to->n_files + 1, sizeof(*files));
     k->workers = calloc(n, sizeof(struct worker *));
-    if (!k->workers)
-        atomic_store(&k->rc, -ENOMEM);
-    for (k->file = 0; k->file < to->n_files && !atomic_load(&k->rc); k->file++) {
-        const struct ws_safetensors *st =
-            to->files[k->file].header_bytes ? ws_version_header(v, k->file, NULL) : NULL;
-        struct back b = {.making = k, .widths = ws_element_widths_new(st)};
-        if (!b.widths)
-            atomic_store(&k->rc, -ENOMEM);
-        else
-            ws_workers_run_indexed(workers, do_block, &b, to->files[k->file].n_blocks);
-        free(b.widths);
-    }
+    int rc = files && k->workers ? 0 : -ENOMEM;
+    if (rc == 0 && k->source == COMPARED)
+        rc = open_comparer(k, files, n);
+    for (k->file = 0; rc == 0 && k->file < to->n_files; k->file++)
+        rc = do_file(k, workers);
     for (unsigned i = 0; k->workers && i < n; i++)
         free_worker(k->workers[i]);
     free(k->workers);
-    ws_delta_end(k->delta, atomic_load(&k->rc) ? WS_DELTA_GIVEN_UP : WS_DELTA_WHOLE);
+    ws_delta_comparer_free(k->comparer);
+    free(files);
+    ws_delta_end(k->delta, rc < 0 ? WS_DELTA_GIVEN_UP : WS_DELTA_WHOLE);
+    return rc;
 }
 
 /* --- making one --- */
@@ -279,23 +316,18 @@ static bool begin(struct making *k, struct ws_version *base, struct ws_version *
     return begins;
 }
 
-static int result(struct making *k, struct ws_error *err)
+static int result(struct making *k, int rc, struct ws_error *err)
 {
     const struct ws_version *base = k->comparison.base, *v = k->comparison.target;
-    struct ws_delta_stats stats;
-    ws_delta_stats(k->delta, &stats);
-    if (stats.state == WS_DELTA_WHOLE)
+    const int code = atomic_load(&k->comparison.stop) ? ESTALE : -rc;
+    if (rc == 0)
         return 0;
-    int code = -atomic_load(&k->rc);
-    if (atomic_load(&k->comparison.stop))
-        code = ESTALE;
-    else if (!code)
-        code = stats.bytes > k->most_bytes ? EFBIG : ENOMEM;
     return ws_error_set(err, code, "no changes of %s %lu from %lu: %s", v->model->name, v->number,
                         base->number,
-                        code == ESTALE  ? "one of both versions went meanwhile, or the mount ends"
-                        : code == EFBIG ? "they would be half as large as the version: read it whole"
-                                        : strerror(code));
+                        code == ESTALE   ? "one of both versions went meanwhile, or the mount ends"
+                        : code == EFBIG  ? "they would be half as large as the version: read it whole"
+                        : code == ENOSPC ? "the cache has no room for them: mount with a larger cache="
+                                         : strerror(code));
 }
 
 static int make(struct making *k, struct ws_error *err)
@@ -311,12 +343,8 @@ static int make(struct making *k, struct ws_error *err)
     k->most_bytes = to->total_bytes / PART + (1UL << 20);
     if (rc == 0)
         ws_delta_set_verified(k->delta); /* made of both */
-    if (rc == 0 && k->source == COMPARED)
-        compare(k, workers);
-    else if (rc == 0)
-        go_back_all(k, workers);
     if (rc == 0)
-        rc = result(k, err);
+        rc = result(k, do_all(k, workers), err);
     ws_workers_free(workers);
     if (rc == 0)
         ws_log(WS_LOG_INFO, "store", "changes listed model=%s base=%lu version=%lu how=%s seconds=%.3f",
@@ -329,15 +357,19 @@ static void keep(struct making *k)
 {
     struct ws_model *m = k->comparison.target->model;
     pthread_mutex_lock(&m->store->lock);
-    ws_delta_set_add(&m->shown, ws_delta_get(k->delta));
-    ws_model_trim_deltas(m);
+    if (m->listed) {
+        ws_delta_set_add(&m->shown, ws_delta_get(k->delta));
+        m->shown_bytes += k->borrowed;
+        k->borrowed = 0;
+        ws_model_trim_deltas(m);
+    }
     pthread_mutex_unlock(&m->store->lock);
 }
 
 int ws_shown_delta_get(struct ws_delta **out, struct ws_version *base, struct ws_version *target,
                        struct ws_error *err)
 {
-    struct making k = {.source = NONE};
+    struct making k = {.source = NONE, .lock = PTHREAD_MUTEX_INITIALIZER};
     int rc = 0;
     *out = NULL;
     if (base->model != target->model)
@@ -353,6 +385,7 @@ int ws_shown_delta_get(struct ws_delta **out, struct ws_version *base, struct ws
         for (size_t i = 0; k.source == WAY_BACK && i < k.n_steps; i++)
             ws_delta_put(k.steps[i]);
         ws_delta_put(k.delta);
+        ws_cache_budget_return(target->store, k.borrowed);
         ws_comparison_end(&k.comparison);
     } else if (!*out) {
         rc = -err->code;

@@ -5,8 +5,9 @@
  * - the one copy of the model (store/one_copy.h) has gone from the base to the target: by the way back (store/way_back.h), block by block.
  * A version need not come after its base: a program may go back.
  *
- * What is made is kept in model->shown for others who ask (the ranks of an engine), bounded by delta-cache= as fetched deltas are, and
- * ends early as a comparison does (store/comparison.h). A delta that was handed out stays until it is put. Any thread, without locks. */
+ * What is made is kept in model->shown for others who ask (the ranks of an engine), bounded by delta-cache= as fetched deltas are; the
+ * newest one also beyond that while a switch holds its base. It is the cache's memory while it is made, and what is beyond
+ * delta-cache= as long as that is kept. Making it ends early as a comparison does (store/comparison.h). A delta that was handed out stays until it is put. Any thread, without locks. */
 #ifndef WS_FS_PULL_SHOWN_DELTA_H
 #define WS_FS_PULL_SHOWN_DELTA_H
 #include "fs/store/store.h"
@@ -18,7 +19,7 @@
  * Is there one, or can one be made? Takes no time. false: why says what is missing. */
 bool ws_shown_delta_exists(struct ws_version *base, struct ws_version *target, struct ws_error *why);
 /* A whole delta, counted. Making one takes as long as reading both versions. -ENOENT, -EOPNOTSUPP: there is none, and err says why;
- * -EFBIG: it would be half as large as the version; -ESTALE: one of both versions went meanwhile; -ENOMEM. */
+ * -EFBIG: it would be half as large as the version; -ESTALE: one of both versions went meanwhile; -ENOSPC: the cache has no room for it; -ENOMEM. */
 WS_MUST_USE int ws_shown_delta_get(struct ws_delta **out, struct ws_version *base, struct ws_version *target,
                                    struct ws_error *err);
 

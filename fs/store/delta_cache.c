@@ -16,6 +16,31 @@ uint64_t ws_model_delta_room(const struct ws_model *m)
     return largest / 8 > WS_DELTA_CACHE_LEAST / n ? largest / 8 : WS_DELTA_CACHE_LEAST / n;
 }
 
+/* Is a switch going from its base? The engine's ranks ask for it, one after the other. */
+static bool is_being_put(const struct ws_model *m, const struct ws_delta *d)
+{
+    for (const struct ws_version *v = m->versions; v; v = v->next)
+        if (v->n_switches > 0 && v->number == ws_delta_link(d)->base.version &&
+            strcmp(v->lineage, ws_delta_link(d)->base.lineage) == 0)
+            return true;
+    return false;
+}
+
+/* What stays though it is beyond delta-cache= stays the cache's. */
+static void trim_shown(struct ws_model *m)
+{
+    const uint64_t room = ws_model_delta_room(m);
+    while (m->shown.n > MOST_SHOWN || (m->shown.n > 0 && ws_delta_set_bytes(&m->shown) > room &&
+                                       !(m->shown.n == 1 && is_being_put(m, m->shown.list[0]))))
+        ws_delta_set_drop_oldest(&m->shown);
+    const uint64_t bytes = ws_delta_set_bytes(&m->shown), over = bytes > room ? bytes - room : 0;
+    if (m->shown_bytes > over) {
+        m->store->used_bytes -= m->shown_bytes - over;
+        m->shown_bytes = over;
+        pthread_cond_broadcast(&m->store->changed);
+    }
+}
+
 void ws_model_trim_deltas(struct ws_model *m)
 {
     /* A mount with one copy serves no others. */
@@ -30,9 +55,7 @@ void ws_model_trim_deltas(struct ws_model *m)
         ws_delta_set_drop_oldest(&m->deltas);
     while (m->deltas.n > 0 && ws_delta_set_bytes(&m->deltas) > ws_model_delta_room(m))
         ws_delta_set_drop_oldest(&m->deltas);
-    while (m->shown.n > MOST_SHOWN ||
-           (m->shown.n > 0 && ws_delta_set_bytes(&m->shown) > ws_model_delta_room(m)))
-        ws_delta_set_drop_oldest(&m->shown);
+    trim_shown(m);
 }
 
 json_t *ws_model_deltas(struct ws_model *m, uint64_t version, const char *run)

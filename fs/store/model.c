@@ -2,6 +2,7 @@
  * of it are here. The sources say which lineage is live. Where they differ, as for a moment when a trainer
  * resumes, the lineage with the younger newest version is live. */
 #include "fs/store/model.h"
+#include "fs/store/delta_cache.h"
 #include "fs/store/derived.h"
 #include "fs/store/learned.h"
 #include "fs/store/node_parts.h"
@@ -120,6 +121,8 @@ void ws_model_unlist(struct ws_model *m, struct ws_store_events *ev)
     ws_way_back_clear(m);
     while (m->versions)
         ws_version_retire(m->versions, ev);
+    ws_delta_set_clear(&m->shown);
+    ws_model_trim_deltas(m);
     while (*at != m)
         at = &(*at)->next;
     *at = m->next;

@@ -170,6 +170,7 @@ struct ws_model {
     unsigned delta_level;       /* of compression, that was asked of the next delta of a view */
     struct ws_delta_set
         shown; /* made here for programs that ask (pull/shown_delta.h); delta_cache.h bounds them, too */
+    uint64_t shown_bytes;         /* of the cache, for those */
     struct ws_delta_set way_back; /* made here (way_back.h) */
     uint64_t way_back_bytes;      /* of the cache, for those */
     struct ws_spare *spare;       /* the puller's: of the version that is on its way; NULL: none */

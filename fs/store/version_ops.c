@@ -1,4 +1,5 @@
 /* Version operations: what a command does with a version: pull it, wait for it, drop it, pin it. */
+#include "fs/store/delta_cache.h"
 #include "fs/store/model.h"
 #include "fs/store/one_copy.h"
 #include "fs/store/version.h"
@@ -202,6 +203,7 @@ void ws_version_end_switch(struct ws_version *v)
     struct ws_store *s = v->store;
     pthread_mutex_lock(&s->lock);
     v->n_switches--;
+    ws_model_trim_deltas(v->model);
     pthread_mutex_unlock(&s->lock);
     ws_version_retain(v, -1);
 }

@@ -22,8 +22,10 @@ struct ws_switch_patch {
     size_t workers;                      /* that have prepared it; 0: it is not put */
     bool put;                            /* it was sent: undo is the way back */
     struct ws_version *base;             /* what it holds; kept whole until the switch is over */
-    char base_path[PATH_MAX], base_version[WS_VERSION_ID_TEXT];
-    char how[500]; /* of the next event: "how=patch" */
+    char base_path[PATH_MAX];
+    struct ws_engine_patch_served base_served; /* what workers that hold it say; no digest: it is not known */
+    char reported[64];                         /* the version in the engine's own words, before the switch */
+    char how[500];                             /* of the next event: "how=patch" */
 };
 /* One engine in a switch: its target, its draft and its adapters, each of which may stay as it is. */
 struct ws_switch_engine {

@@ -25,23 +25,36 @@ bool ws_patch_step_is_due(const struct ws_switch_engine *se)
 
 /* --- what it goes from --- */
 
+/* Is it "41@RUN"? */
+static bool is_version_id(const char *text)
+{
+    const char *at = text + strspn(text, "0123456789");
+    return at > text && at[0] == '@' && at[1];
+}
+
 /* The version of "41@RUN", by its identity: the name 41 may be another run's. NULL: it is none, or not known here. */
 static struct ws_version *find_version(struct ws_model *m, const char *text)
 {
-    const char *at = strchr(text, '@');
     char *end = NULL;
     errno = 0;
     const unsigned long long number = strtoull(text, &end, 10);
-    if (!at || !at[1] || end != at || text[0] < '0' || text[0] > '9' || errno)
-        return NULL;
-    return ws_version_at(m, number, at + 1);
+    return is_version_id(text) && !errno ? ws_version_at(m, number, end + 1) : NULL;
+}
+
+/* What it holds: what it reports, or, where that is no version of this mount, as after a start or a load by hand, what its workers
+ * say. */
+static struct ws_version *find_held(const struct ws_switch_engine *se,
+                                    const struct ws_engine_patch_served *served)
+{
+    const char *reported = se->patch.reported;
+    return find_version(se->target->model, is_version_id(reported) ? reported : served->version);
 }
 
 /* Holds the base, and writes down where the engine sees it. NULL: done; else why not. */
-static const char *hold_base(struct ws_switch_engine *se, const char *held)
+static const char *hold_base(struct ws_switch_engine *se, const struct ws_engine_patch_served *served)
 {
     struct ws_switch_patch *p = &se->patch;
-    struct ws_version *v = find_version(se->target->model, held);
+    struct ws_version *v = find_held(se, served);
     const char *why = NULL;
     if (!v)
         return "what it serves is no version that is known here";
@@ -57,11 +70,21 @@ static const char *hold_base(struct ws_switch_engine *se, const char *held)
         return why;
     }
     const struct ws_version_id id = ws_version_id(v);
+    const struct ws_manifest *m = ws_version_has_manifest(v) ? ws_version_manifest(v, NULL) : NULL;
     p->base = v;
-    ws_version_id_text(&id, p->base_version);
+    ws_version_id_text(&id, p->base_served.version);
+    snprintf(p->base_served.digest, sizeof(p->base_served.digest), "%s", m ? m->digest : "");
     snprintf(p->base_path, sizeof(p->base_path), "%s/%s/%s", ws_engine_step_mountpoint(se),
-             ws_model_name(se->target->model), p->base_version);
+             ws_model_name(se->target->model), p->base_served.version);
     return NULL;
+}
+
+/* By the digest: of a run that began anew a name is another version's. Where one of both is not known, they do not. */
+static bool holds_base(const struct ws_switch_engine *se, const struct ws_engine_patch_served *served)
+{
+    const struct ws_engine_patch_served *base = &se->patch.base_served;
+    return base->digest[0] && strcmp(base->version, served->version) == 0 &&
+           strcmp(base->digest, served->digest) == 0;
 }
 
 /* --- stages --- */
@@ -104,9 +127,12 @@ static const char *check_state(struct ws_switch_engine *se, const struct ws_engi
         return "a patch of an earlier switch was left in it";
     if (!reply->ok)
         return reply->why;
-    if (reply->served[0] && strcmp(reply->served, se->patch.base_version) != 0)
-        return "its workers hold another version than it reports";
-    return NULL;
+    const char *why = hold_base(se, &reply->served);
+    if (why)
+        return why;
+    if (!reply->served.version[0])
+        return "its workers do not say which version they hold";
+    return holds_base(se, &reply->served) ? NULL : "its workers hold another version than it reports";
 }
 
 static const char *prepare(struct ws_switch_engine *se, const struct ws_engine_target *t,
@@ -135,7 +161,8 @@ static void post_prepared(struct ws_switch_engine *se, const struct ws_engine_pa
     ws_controller_event(se->run->control, se->controller,
                         "patch-prepared model=%s version=%s base=%s engine=%s seconds=%.3f changed=%" PRIu64
                         " bytes=%" PRIu64 "%s%s%s result=%s%s%.300s%s",
-                        se->controller->name, se->to_version, se->patch.base_version, se->engine->name,
+                        se->controller->name, se->to_version,
+                        se->patch.base ? se->patch.base_served.version : "none", se->engine->name,
                         (double)(ws_clock_ns() - start_ns) * 1e-9, reply->changed, reply->bytes,
                         reply->whole[0] ? " whole=\"" : "", ws_controller_quotable(reply->whole, whole),
                         reply->whole[0] ? "\"" : "", why ? "whole" : "ok", why ? " why=\"" : "",
@@ -148,11 +175,10 @@ int ws_patch_step_prepare(struct ws_switch_engine *se)
     struct ws_engine_patch_reply reply = {0};
     struct ws_engine_call call;
     struct ws_error err = {0};
-    char held[64];
     const struct ws_condition *c = ws_engine_step_lock(se);
     const bool says = se->engine->facts.patches, asked_for = se->engine->patching.update == WS_UPDATE_PATCH,
                may = ws_condition_may_be_patched(c);
-    snprintf(held, sizeof(held), "%s", c->back_version);
+    snprintf(se->patch.reported, sizeof(se->patch.reported), "%s", c->back_version);
     ws_engine_step_unlock(se);
     se->patch.tried = says || asked_for;
     if (!se->patch.tried)
@@ -161,11 +187,8 @@ int ws_patch_step_prepare(struct ws_switch_engine *se)
         return refuse(se, "it is brought along");
     if (!may)
         return refuse(se, "it sleeps, or an earlier switch has left it in doubt");
-    const char *why = hold_base(se, held);
-    if (why)
-        return refuse(se, why);
     ws_engine_step_call(se, false, &call);
-    why = prepare(se, &call.target, &reply, &err);
+    const char *why = prepare(se, &call.target, &reply, &err);
     if (why)
         (void)refuse(se, why);
     post_prepared(se, &reply, start, why);
@@ -242,23 +265,23 @@ static const char *close_undone(struct ws_switch_engine *se, const struct ws_eng
     p->plan[0] = 0;
     if (ask(se, t, WS_PATCH_STATE, NULL, &reply, err) < 0)
         return err->text;
-    if (reply.served[0] && strcmp(reply.served, p->base_version) != 0)
-        return "its patch was put again after it had been undone";
-    return NULL;
+    return holds_base(se, &reply.served) ? NULL
+                                         : "after the undo its workers do not say that they hold the base";
 }
 
 bool ws_patch_step_undo(struct ws_switch_engine *se)
 {
     struct ws_switch_patch *p = &se->patch;
+    const char *reported = p->reported[0] ? p->reported : "default";
     const struct ws_engine_patch q = {
-        .stage = WS_PATCH_UNDO, .plan = p->plan, .version = p->base_version, .path = p->base_path};
+        .stage = WS_PATCH_UNDO, .plan = p->plan, .version = reported, .path = p->base_path};
     struct ws_engine_call call;
     struct ws_error err = {0};
     char why[WS_ERROR_TEXT];
     if (!p->put || !p->plan[0])
         return false;
     ws_engine_step_call(se, true, &call);
-    const bool begins = ws_condition_load_begins(ws_engine_step_lock(se), p->base_version);
+    const bool begins = ws_condition_load_begins(ws_engine_step_lock(se), reported);
     ws_engine_step_unlock(se);
     assert(begins);
     const char *not_done =
@@ -280,6 +303,14 @@ bool ws_patch_step_undo(struct ws_switch_engine *se)
 
 /* --- at the end --- */
 
+/* Its workers may have the plan yet, and memory for it. */
+static void leave(struct ws_switch_engine *se)
+{
+    (void)ws_engine_step_lock(se);
+    snprintf(se->engine->patching.left_plan, sizeof(se->engine->patching.left_plan), "%s", se->patch.plan);
+    ws_engine_step_unlock(se);
+}
+
 static void drop(void *arg, size_t i)
 {
     struct ws_switch_engine *se = ((struct ws_switch_engine **)arg)[i];
@@ -288,7 +319,27 @@ static void drop(void *arg, size_t i)
     ws_engine_step_call(se, true, &call);
     ws_engine_call_limit(&call, DROP_MS);
     call.target.short_ms = 0;
-    (void)ask(se, &call.target, WS_PATCH_DROP, se->patch.plan, &reply, NULL);
+    const int rc = ask(se, &call.target, WS_PATCH_DROP, se->patch.plan, &reply, NULL);
+    if (rc < 0 && rc != -EPROTO)
+        leave(se);
+}
+
+void ws_patch_step_drop_left(struct ws_control *c, struct ws_engine *e, const struct ws_engine_target *t)
+{
+    char plan[WS_PATCH_PLAN_DIGITS + 1];
+    struct ws_engine_patch_reply reply;
+    pthread_mutex_lock(&c->lock);
+    const bool has_workers = e->facts.patches || e->patching.update == WS_UPDATE_PATCH;
+    snprintf(plan, sizeof(plan), "%s", e->condition.in_switch ? "" : e->patching.left_plan);
+    pthread_mutex_unlock(&c->lock);
+    if (!plan[0])
+        return;
+    const struct ws_engine_patch q = {.stage = WS_PATCH_DROP, .plan = plan};
+    const int rc = has_workers ? e->ops->patch(t, &q, &reply, NULL) : 0;
+    pthread_mutex_lock(&c->lock);
+    if ((rc == 0 || rc == -EPROTO) && strcmp(plan, e->patching.left_plan) == 0)
+        e->patching.left_plan[0] = 0;
+    pthread_mutex_unlock(&c->lock);
 }
 
 void ws_patch_steps_end(struct ws_switch_run *r)

@@ -15,6 +15,8 @@ bool ws_patch_step_put(struct ws_switch_engine *se, int *rc);
 void ws_patch_step_whole(struct ws_switch_engine *se, int rc);
 /* In the pause: it holds again what it did before. False: there is nothing to undo, or it is not known that it was. */
 bool ws_patch_step_undo(struct ws_switch_engine *se);
+/* Without a switch: drops a plan whose drop at the end of its switch was not answered. The engine answers, as t says. */
+void ws_patch_step_drop_left(struct ws_control *c, struct ws_engine *e, const struct ws_engine_target *t);
 /* At the end, however it ended: plans are dropped, and what they were made from is held no more. */
 void ws_patch_steps_end(struct ws_switch_run *r);
 

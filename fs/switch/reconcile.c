@@ -7,6 +7,7 @@
 #include "fs/switch/follow.h"
 #include "fs/switch/kept.h"
 #include "fs/switch/learned_file.h"
+#include "fs/switch/patch_steps.h"
 #include "fs/switch/quarantine.h"
 #include "fs/switch/restore.h"
 #include "fs/switch/set.h"
@@ -80,6 +81,8 @@ static void record(const struct look *l, struct ws_engine *e, int rc, const stru
     if (newest && rc == 0 && ws_condition_answered(k, now, l->current, &restarted) && restarted &&
         !k->reports.path)
         e->facts.known = false; /* it is asked anew what it is, and where that is from */
+    if (restarted)              /* what the one before could not do */
+        ws_backoff_reset(&e->catch_up_backoff);
     const bool had_draft = e->draft.id.lineage[0];
     /* Of one that was kept for an engine that does not name its process, only a current version tells whether it ran on. */
     const bool tells = l->current || process[0] || !e->draft.is_kept;
@@ -168,6 +171,8 @@ static void query(void *arg, size_t i)
         process[0] = 0;
     if (atomic_load(&l->control->stop))
         return;
+    if (rc == 0)
+        ws_patch_step_drop_left(l->control, e, &call.target);
     record(l, e, rc, call.facts.known ? NULL : &facts, &now, process, &err);
     l->answered[i] = rc == 0;
     l->runs[i] = rc == 0 && !now.paused && !now.sleeping;

@@ -25,6 +25,7 @@ static const struct table_column columns[] = {
     {.name = "STATE"},
     {.name = "SIZE", .right = true},
     {.name = "HERE", .right = true},
+    {.name = "HOW"},
 };
 
 static char *first_word(char *text)
@@ -41,26 +42,28 @@ static int list_version(void *arg, const char *name)
     char *progress = mounts_read("%s/%s/%s/.wsync/progress", v->mount, v->model, name);
     char *total = progress ? mounts_value(progress, "total_bytes") : NULL;
     char *have = progress ? mounts_value(progress, "have_bytes") : NULL;
+    char *how = progress ? mounts_value(progress, "how") : NULL;
     uint64_t total_bytes = total ? strtoull(total, NULL, 10) : 0;
     uint64_t have_bytes = have ? strtoull(have, NULL, 10) : 0;
     char here[16];
     v->n++;
     if (v->rows) {
-        json_array_append_new(v->rows,
-                              json_pack("{s:o,s:o,s:s,s:I,s:I}", "model", json_text(v->model), "version",
-                                        json_text(name), "state", state ? state : "gone", "bytes",
-                                        (json_int_t)total_bytes, "have_bytes", (json_int_t)have_bytes));
+        json_array_append_new(v->rows, json_pack("{s:o,s:o,s:s,s:I,s:I,s:o}", "model", json_text(v->model),
+                                                 "version", json_text(name), "state", state ? state : "gone",
+                                                 "bytes", (json_int_t)total_bytes, "have_bytes",
+                                                 (json_int_t)have_bytes, "how", json_text(how)));
     } else {
         snprintf(here, sizeof here, "%.0f %%",
                  total_bytes ? 100.0 * (double)have_bytes / (double)total_bytes : 0);
-        table_row(v->table,
-                  (const char *[]){v->model, name, state ? state : "gone",
-                                   total_bytes ? cli_size(total_bytes) : NULL, total_bytes ? here : NULL});
+        table_row(v->table, (const char *[]){v->model, name, state ? state : "gone",
+                                             total_bytes ? cli_size(total_bytes) : NULL,
+                                             total_bytes ? here : NULL, how});
     }
     free(state);
     free(progress);
     free(total);
     free(have);
+    free(how);
     return CLI_OK;
 }
 
@@ -106,7 +109,8 @@ const struct cli_command cmd_ls = {
     .name = "ls",
     .summary = "list models and versions of a mount with state and size",
     .synopsis = "[OPTIONS] [MODEL]\n[OPTIONS] DIR [MODEL]",
-    .description = "Listing starts no pull. HERE is how much of a version has arrived and is verified.",
+    .description = "Listing starts no pull. HERE is how much of a version has arrived and is verified, HOW "
+                   "by which way it came.",
     .examples = "wsync ls\nwsync ls /wsync/actor\nwsync ls actor --json",
     .options = ls_options,
     .max_words = 2,

@@ -88,6 +88,19 @@ static void await_mount(const struct cli_args *args, double start, uint64_t time
         ;
 }
 
+/* By which way it came, as status says. One that is no more than known has not come. */
+static void say_how(const char *mount, const char *model, const char *version, const char *state)
+{
+    char *progress = mounts_read("%s/%s/%s/.wsync/progress", mount, model, version);
+    char *how = progress ? mounts_value(progress, "how") : NULL;
+    if (how) {
+        ws_text_clean(how);
+        printf("%s/%s is %s: %s\n", model, version, state, how);
+    }
+    free(progress);
+    free(how);
+}
+
 static int run_wait(const struct cli_args *args)
 {
     if (cli_has(args, "loaded"))
@@ -108,8 +121,11 @@ static int run_wait(const struct cli_args *args)
         if (text) {
             snprintf(seen, sizeof seen, "%.*s", (int)strcspn(text, " \n"), text);
             free(text);
-            if (rank_of(seen) >= rank_of(state))
+            if (rank_of(seen) >= rank_of(state)) {
+                if (rank_of(seen) >= rank_of("ready"))
+                    say_how(mount, model, version, seen);
                 return CLI_OK;
+            }
             if (!strcmp(seen, "failed"))
                 return cli_fail("%s/%s failed; see %s/%s/last_error and status", model, version, mount,
                                 model);
@@ -125,8 +141,9 @@ const struct cli_command cmd_wait = {
     .summary = "wait until a version is known, ready or active on a mount, or served by a fleet",
     .synopsis = "[OPTIONS] MODEL VERSION",
     .description =
-        "Returns 0 once the version has reached the state, 1 when it failed or at the "
-        "timeout. With a timeout the mount itself may come later, too. It does not start a pull: see "
+        "Returns 0 once the version has reached the state, and prints how it came if it is ready; 1 when it "
+        "failed or at the timeout. With a timeout the mount itself may come later, too. It does not start a "
+        "pull: see "
         "'wsync pull'.",
     .examples =
         "wsync wait actor 42 --state active --timeout 60\nwsync wait actor 42 --loaded all --timeout 120",

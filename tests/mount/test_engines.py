@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 
+from between import Between
 from world import *
 
 
@@ -805,6 +806,28 @@ def test_restarted_engine():
         mount.write("1", "actor/version")
         assert engine.serves() == "1" and mount.engines()[api].startswith("serving 1")
         mount.write(f"engine remove {api}", "actor/ctl")
+
+
+def test_restarted_is_tried_at_once():
+    "an engine that could not be brought along is tried less and less often; one that was started anew in its place, at the next look"
+    _, mount, folders = world()
+    engine = Engine(folders[1], "--refuse", "2", api="vllm")
+    between, asked = Between(engine), []
+    add(mount, "e", between)
+    add(mount, "mate", Engine(folders[1], api="vllm"))
+    mount.write("1", "actor/version")
+    mount.write("commit quorum=1", "actor/ctl")
+    mount.write("2", "actor/version")
+    failed = lambda: [l for l in mount.text("actor/events").splitlines() if " caught-up " in l and " engine=e " in l and "result=ok" not in l]
+    wait_for(lambda: len(failed()) >= 3, "three tries", 120)  # the next one is more than a look away
+    between.change = lambda path, text: asked.append(path) or text
+    engine.kill()
+    asked.clear()
+    engine = Engine(folders[1], api="vllm", port=engine.port)
+    wait_for(lambda: engine.serves() == "2", "the new one to be brought along", 120)
+    before = asked[:next(i for i, path in enumerate(asked) if path.startswith("/pause"))]
+    probe = next(i for i, path in enumerate(before) if path.startswith("/server_info"))  # of the try, and not of another look
+    assert "/weight_info" not in before[probe:], before
 
 
 def test_restarted_and_noticed():

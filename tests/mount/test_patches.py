@@ -175,6 +175,104 @@ def test_loaded_by_hand(api):
 
 
 @pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("other", ("digest", "nothing"))
+def test_same_name(api, other):
+    "workers that hold a version of the same name with another digest, or that do not say what they hold, load all"
+    w = World()
+    e = Engine(w.folders[9], "--patch", "2", api=api)
+    between = Between(e)
+
+    def change(_, text):
+        served = re.compile(rb'(\\?"digest\\?": ?\\?")[0-9a-f]{32}' if other == "digest" else rb'(\\?"served\\?": ?)\{[^}]*\}')
+        return served.sub(rb"\g<1>" + (b"0" * 32 if other == "digest" else b"null"), text) if b"patchable" in text else text
+
+    w.mount.write(f"engine add e {api} {between.url} update=patch", "actor/ctl")
+    w.load(1)
+    w.load(2)
+    assert " how=patch " in w.last("loaded", "e"), w.last("loaded", "e")
+    between.change = change
+    w.load(3)
+    why = "hold another version" if other == "digest" else "do not say which version they hold"
+    assert " how=whole why_whole=" in w.last("loaded", "e") and why in w.last("loaded", "e"), w.last("loaded", "e")
+    w.holds(e, 3)
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("by_hand", (False, True))
+def test_first_switch(api, by_hand):
+    "an engine that was started on a version of the mount, or loaded by hand with one, reports no version of it: what its workers say is the base, also of the way back"
+    w = World()
+    w.mount.write("pull 1", "actor/ctl")
+    e = Engine(w.folders[9] if by_hand else w.mount.file("actor/1"), "--patch", "2", api=api)
+    if by_hand and api == "vllm":
+        e.ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": w.mount.file("actor/1")}})
+    elif by_hand:
+        e.ask("/update_weights_from_disk", {"model_path": w.mount.file("actor/1")})
+    assert e.serves() == "default"
+    w.mount.write(f"engine add e {api} {e.url} update=patch", "actor/ctl")
+    w.mount.write(f"engine add bad {api} {Engine(w.folders[9], '--refuse', '2', api=api).url} update=whole", "actor/ctl")
+    w.refused(2)
+    assert " how=patch " in w.last("loaded", "e") and " how=undo " in w.last("brought-back", "e"), w.last("brought-back", "e")
+    assert e.serves() == "default" and e.checksum() == w.sum_of(1) and state(e)["plan"] is None
+    w.load(3)
+    assert " how=patch " in w.last("loaded", "e"), w.last("loaded", "e")
+    w.holds(e, 3)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_late_prepare(api):
+    "a prepare that comes when the switch has gone on without it leaves no plan in the workers; nor does a drop that was lost"
+    w = World()
+    e = Engine(w.folders[9], "--patch", "2", api=api)
+    between, released, passed = Between(e), threading.Event(), []
+    says = lambda body, stage: body and re.search(rb'\\?"stage\\?": ?\\?"' + stage, body)
+
+    def before(_, body):
+        if says(body, b"prepare") and not released.is_set():
+            assert released.wait(100)
+        if between.loses and says(body, b"drop"):
+            between.loses -= 1
+            raise ConnectionError("lost")
+
+    def change(_, text):
+        if says(text, b"prepare"):
+            passed.append(text)
+        return text
+
+    between.loses, between.before, between.change = 0, before, change
+    w.mount.write(f"engine add e {api} {between.url} update=patch timeout=3", "actor/ctl")
+    w.engine("bad", "--refuse", "2", api=api, options="update=whole")
+    w.load(1)
+    w.refused(2)
+    assert " how=whole why_whole=" in w.last("loaded", "e"), w.last("loaded", "e")
+    released.set()
+    wait_for(lambda: passed, "the late prepare", 60)
+    assert b"dropped before it came" in passed[0] and state(e)["plan"] is None, passed
+    between.loses = 1
+    w.load(3)
+    assert " how=patch " in w.last("loaded", "e") and not between.loses, w.last("loaded", "e")
+    wait_for(lambda: state(e)["plan"] is None, "the plan to be dropped after all", 60)
+
+
+def test_listed_once():
+    "what changed is listed once for all engines of a switch, also where delta-cache= has no room for the list, and once more when they go back"
+    w = World("delta-cache=0")
+    engines = [w.engine(f"e{i}", options="update=patch") for i in range(3)]
+    listed = lambda: w.mount.text().count(" changes listed ")
+    used = lambda: int(w.mount.status()["used_bytes"])
+    w.load(1)
+    w.mount.write("pull 2", "actor/ctl")
+    before = used()
+    for n, version in ((1, 2), (2, 1)):
+        w.load(version)
+        for i, e in enumerate(engines):
+            assert " how=patch " in w.last("loaded", f"e{i}"), w.last("loaded", f"e{i}")
+            w.holds(e, version)
+        assert listed() == n
+    wait_for(lambda: used() == before, "what the list took of the cache")
+
+
+@pytest.mark.parametrize("api", APIS)
 def test_undo(api):
     "one of three fails: those that were patched undo it, load nothing, and go on"
     w = World()

@@ -227,6 +227,9 @@ def test_views():
     assert {re.sub("_(bucket|sum|count)$", "", name) for name in samples} <= set(helped), samples
     rows = json.loads(wsync("ls", "--mount", mount.path, "--json").stdout)
     assert [(r["version"], r["state"]) for r in rows] == [("1", "ready"), ("2", "known")], rows
+    how = [v["how"] for v in json.loads(wsync("status", mount.path, "--json").stdout)["models"][0]["versions"] if v["name"] == "1"]
+    assert how == [rows[0]["how"]] and how[0] and rows[1]["how"] is None, (how, rows)
+    assert how[0] in wsync("ls", mount.path).stdout
     by_option, by_path = (json.loads(wsync("status", *args, "--json").stdout) for args in (("--mount", mount.path), (mount.path,)))
     assert by_option["mount"] == by_path["mount"] == os.path.realpath(mount.path) and by_path["reads"]
     (source,), (model,) = by_path["sources"], by_path["models"]
@@ -243,7 +246,8 @@ def test_views():
     assert max(map(len, short.splitlines()[1:])) <= 100 and "not by" not in short, short
     assert f"lineage: {one['run']}" in long and "not by: " in long, long
     assert json.loads(wsync("ls", mount.path + "/actor/", "--json").stdout) == rows == json.loads(wsync("ls", mount.path, "actor", "--json").stdout)
-    wsync("wait", "--mount", mount.path, "--timeout", "5", "actor", "1")
+    assert wsync("wait", "--mount", mount.path, "--timeout", "5", "actor", "1").stdout == f"actor/1 is ready: {how[0]}\n"
+    assert wsync("wait", "--mount", mount.path, "--state", "known", "actor", "2").stdout == ""
     assert wsync("wait", "--mount", mount.path, "--timeout", "0", "actor", "2", check=False).returncode == 1
     r = wsync("load", "--mount", mount.path, "actor", "1 force-layout", check=False)  # one word, and not a version
     assert r.returncode == 1 and "1 force-layout" in r.stderr, r

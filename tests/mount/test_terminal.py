@@ -55,7 +55,7 @@ def test_tables():
         one = lambda text: " ".join(text.split())
         changing = re.compile(r"[\d.]+ s ago")
         assert changing.sub("", one("\n".join(shown))) == changing.sub("", one(piped)), (args, shown, piped)
-    assert wsync("ls", mount.path).stdout.splitlines()[0].split() == ["MODEL", "VERSION", "STATE", "SIZE", "HERE"]
+    assert wsync("ls", mount.path).stdout.splitlines()[0].split() == ["MODEL", "VERSION", "STATE", "SIZE", "HERE", "HOW"]
 
 
 def test_long_names():

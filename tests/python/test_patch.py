@@ -479,13 +479,18 @@ def test_failed_put(versions, dense):
 
 
 def test_version(versions, tmp_path):
-    "a version is known by its manifest, by its name where its files are gone, else by its folder"
+    "a version is known by its manifest, also where that is all there is of it, else by its folder, never by its name"
     none, keys = dict.fromkeys(("model", "version", "run", "digest")), {"model": "m", "version": 4, "run": "r", "digest": "d"}
     assert is_version(versions[0] + "/", versions[0], none) and not is_version(versions[1], versions[0], none)
-    assert is_version("/gone/4@r", "/elsewhere", keys)
-    for gone in ("/gone/4", "/gone/4@s"):
+    gone = str(tmp_path / "4@r")
+    for path in (gone, "/gone/4@r"):
         with pytest.raises(FileNotFoundError):
-            is_version(gone, "/elsewhere", keys)
+            is_version(path, path, keys)
+    os.makedirs(gone + "/.wsync")
+    for digest in ("d", "e"):
+        with open(gone + "/.wsync/manifest.json", "w") as f:
+            json.dump(keys | {"digest": digest}, f)
+        assert is_version(gone, "/elsewhere", keys) == (digest == "d")
     os.makedirs(os.path.join(versions[0], ".wsync"))
     with open(os.path.join(versions[0], ".wsync/manifest.json"), "w") as f:
         json.dump(keys, f)

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
@@ -192,25 +193,30 @@ static void test_whole_blocks(void **state)
     free_pair(&p);
 }
 
+/* The base's files are gone: what is left of it is its manifest, by whose digest the delta is known, whatever its name is. */
 static void test_without_base(void **state)
 {
     struct pair p;
-    char gone[PATH_MAX], meta[PATH_MAX + 64], other[PATH_MAX + 64];
+    char path[PATH_MAX + 64];
+    struct ws_manifest *m;
     (void)state;
     make_pair(&p, 60);
     mark_pair(&p);
     put_delta(&p, 1);
-    snprintf(gone, sizeof(gone), "%s.gone", p.base);
-    snprintf(meta, sizeof(meta), "%s/.wsync/changes-from-1@run1", p.target);
-    snprintf(other, sizeof(other), "%s/.wsync/changes-from-1", p.target);
-    assert_int_equal(rename(p.base, gone), 0);
-    assert_int_equal(rename(meta, other), 0);
+    snprintf(path, sizeof(path), "%s.gone", p.base);
+    assert_int_equal(rename(p.base, path), 0);
+    assert_int_equal(mkdir(p.base, 0700), 0);
+    version_folder_mark(p.base, p.from.manifest);
     expect(&p, true);
-    snprintf(meta, sizeof(meta), "%s/.wsync/changes-from-7", p.target);
-    assert_int_equal(rename(other, meta), 0);
-    free(p.base);
-    p.base = strdup("/nowhere/7/");
-    refuse(&p, EBADMSG, "from 1");
+    assert_int_equal(ws_manifest_copy(p.from.manifest, &m), 0);
+    m->files[0].hashes[0] ^= 1;
+    ws_manifest_seal(m);
+    version_folder_mark(p.base, m);
+    refuse(&p, EBADMSG, "another's");
+    ws_manifest_free(m);
+    snprintf(path, sizeof(path), "%s/.wsync/manifest.json", p.base);
+    assert_int_equal(unlink(path), 0);
+    refuse(&p, ENOENT, p.base);
     free_pair(&p);
 }
 
@@ -463,6 +469,87 @@ static void test_any_edit(void **state)
     }
 }
 
+/* The edit of a block of one tensor in elements of its own width, which names the element behind each that differs too; where none
+ * does, some that do not. Returns its bytes. */
+static size_t wide_edit(const unsigned char *a, const unsigned char *b, unsigned char *out)
+{
+    enum { MOST = WS_BLOCK_BYTES / 2 };
+    uint32_t *places = malloc((MOST + 66) * sizeof(*places)),
+             *changes = malloc((MOST + 66) * sizeof(*changes)), *found = malloc((MOST + 66) * sizeof(*found)),
+             *by = malloc((MOST + 66) * sizeof(*by)), changed;
+    const uint32_t n_found = (uint32_t)ws_delta_block_find_changes(found, by, a, b, MOST, 2, 0);
+    size_t bytes;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < n_found; i++) {
+        places[n] = found[i];
+        changes[n++] = by[i];
+        if (found[i] + 1 < (i + 1 < n_found ? found[i + 1] : MOST)) {
+            places[n] = found[i] + 1;
+            changes[n++] = UINT32_MAX;
+        }
+    }
+    for (; n_found == 0 && n < 10; n++) {
+        places[n] = 100 * n;
+        changes[n] = UINT32_MAX;
+    }
+    const struct ws_delta_span_changes one = {.span = {0, MOST, 2}, .n = n, .at = places, .changes = changes};
+    assert_int_equal(ws_delta_block_encode_changes(&one, 1, WS_BLOCK_BYTES, out, &bytes, &changed), 0);
+    free(places);
+    free(changes);
+    free(found);
+    free(by);
+    return bytes;
+}
+
+/* Elements that do not differ are not listed, though a delta names them in the way that is listed without a walk over bytes. */
+static void test_named_unchanged(void **state)
+{
+    struct pair p = {0};
+    struct ws_delta *d, *own;
+    char header[128];
+    size_t n;
+    const size_t head = 128, bytes = 4 * WS_BLOCK_BYTES;
+    unsigned char *a = malloc(bytes), *b = malloc(bytes),
+                  *out = malloc(2 * WS_BLOCK_BYTES + WS_DELTA_PAD_BYTES);
+    (void)state;
+    memset(header, ' ', sizeof(header));
+    const int len = snprintf(header + 8, sizeof(header) - 8,
+                             "{\"t\":{\"dtype\":\"BF16\",\"shape\":[%zu],\"data_offsets\":[0,%zu]}}",
+                             (bytes - head) / 2, bytes - head);
+    header[8 + len] = ' ';
+    memcpy(header, &(uint64_t){head - 8}, 8);
+    for (size_t i = 0; i < bytes; i++)
+        a[i] = (unsigned char)delta_any();
+    memcpy(a, header, head);
+    memcpy(b, a, bytes);
+    for (size_t i = head; i < 2 * WS_BLOCK_BYTES; i += 2 * (1 + delta_any() % 100))
+        b[i] ^= 1; /* blocks 2 and 3 do not differ */
+    version_folder_version(&p.from, 1, a, bytes, head);
+    version_folder_version(&p.to, 2, b, bytes, head);
+    write_pair(&p);
+    mark_pair(&p);
+    const struct ws_delta_link l = delta_link_of(&p.from, &p.to);
+    own = delta_of(&p.from, &p.to, 0);
+    const struct ws_delta_record *first = ws_delta_at(own, 0, 0);
+    assert_int_equal(ws_delta_new(&d, &l, p.to.manifest, NULL), 0);
+    assert_int_equal(ws_delta_add(d, ws_delta_record_make(0, 0, WS_DELTA_EDIT, first->n_changed, first->data,
+                                                          first->bytes, 0)),
+                     0);
+    for (uint32_t k = 1; k < 3; k++) {
+        const size_t edit = wide_edit(a + k * WS_BLOCK_BYTES, b + k * WS_BLOCK_BYTES, out);
+        assert_int_equal(ws_delta_add(d, ws_delta_record_make(0, k, WS_DELTA_EDIT, 10, out, edit, 0)), 0);
+    }
+    ws_delta_end(d, WS_DELTA_WHOLE);
+    unsigned char *stream = delta_stream(d, &n);
+    version_folder_delta(p.target, p.from.manifest, stream, n);
+    expect(&p, true);
+    free(stream);
+    free(out);
+    ws_delta_put(own);
+    ws_delta_put(d);
+    free_pair(&p);
+}
+
 static void test_other_versions(void **state)
 {
     struct pair p;
@@ -584,13 +671,13 @@ static void test_too_many(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_compared),     cmocka_unit_test(test_recorded),
-        cmocka_unit_test(test_whole_blocks), cmocka_unit_test(test_without_base),
-        cmocka_unit_test(test_straddling),   cmocka_unit_test(test_damaged),
-        cmocka_unit_test(test_left_out),     cmocka_unit_test(test_hostile),
-        cmocka_unit_test(test_any_edit),     cmocka_unit_test(test_other_versions),
-        cmocka_unit_test(test_other_layout), cmocka_unit_test(test_swapped),
-        cmocka_unit_test(test_too_many),
+        cmocka_unit_test(test_compared),       cmocka_unit_test(test_recorded),
+        cmocka_unit_test(test_whole_blocks),   cmocka_unit_test(test_without_base),
+        cmocka_unit_test(test_straddling),     cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_left_out),       cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_any_edit),       cmocka_unit_test(test_named_unchanged),
+        cmocka_unit_test(test_other_versions), cmocka_unit_test(test_other_layout),
+        cmocka_unit_test(test_swapped),        cmocka_unit_test(test_too_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

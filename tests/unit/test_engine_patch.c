@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #define LENGTH(a)       (sizeof(a) / sizeof((a)[0]))
+#define DIGEST          ",\"digest\":\"00112233445566778899aabbccddeeff\""
 #define RESULTS(all)    "{\"results\":[" all "]}"
 #define AND             ","
 #define PUT(rank, more) "{\"rank\":" rank ",\"stage\":\"put\"," more "}"
@@ -60,9 +61,9 @@ static void test_workers_answers(void **state)
     static const struct bad_step good[] = {
         {"/collective_rpc", BAD_JSON, 200,
          RESULTS("{\"rank\":0,\"stage\":\"state\",\"ready\":true,\"patchable\":0.9,\"whole\":[\"a\",\"b\"],"
-                 "\"plan\":null,\"put\":false,\"served\":{\"version\":41,\"run\":\"r\"}}" AND
+                 "\"plan\":null,\"put\":false,\"served\":{\"version\":41,\"run\":\"r\"" DIGEST "}}" AND
                  "{\"rank\":1,\"stage\":\"state\",\"ready\":true,\"patchable\":0.5,\"whole\":[\"b\",\"c\"],"
-                 "\"plan\":\"old\",\"put\":true,\"served\":{\"version\":\"41\",\"run\":\"r\"}}")}};
+                 "\"plan\":\"old\",\"put\":true,\"served\":{\"version\":\"41\",\"run\":\"r\"" DIGEST "}}")}};
     static const struct bad_step prepared[] = {
         {"\"stage\":\"prepare\",\"plan\":\"p1\",\"target\":\"/w/actor/42\",\"base\":\"/w/actor/41@r\"",
          BAD_JSON, 200,
@@ -72,20 +73,39 @@ static void test_workers_answers(void **state)
     static const struct bad_step mixed[] = {
         {"/collective_rpc", BAD_JSON, 200,
          RESULTS(
-             "{\"rank\":0,\"stage\":\"state\",\"ready\":true,\"served\":{\"version\":41,\"run\":\"r\"}}" AND
-             "{\"rank\":1,\"stage\":\"state\",\"ready\":true,\"served\":{\"version\":40,\"run\":\"r\"}}" AND
-             "{\"rank\":2,\"stage\":\"state\",\"ready\":true,\"served\":{\"version\":41,\"run\":\"r\"}}")}};
+             "{\"rank\":0,\"stage\":\"state\",\"ready\":true,\"served\":{\"version\":41,\"run\":\"r\"" DIGEST
+             "}}" AND
+             "{\"rank\":1,\"stage\":\"state\",\"ready\":true,\"served\":{\"version\":40,\"run\":\"r\"" DIGEST
+             "}}" AND
+             "{\"rank\":2,\"stage\":\"state\",\"ready\":true,\"served\":{\"version\":41,\"run\":\"r\"" DIGEST
+             "}}")}};
+    static const char *const others[] = {
+        RESULTS(
+            "{\"rank\":0,\"stage\":\"state\",\"ready\":true,\"served\":{\"version\":41,\"run\":\"r\"" DIGEST
+            "}}" AND
+            "{\"rank\":1,\"stage\":\"state\",\"ready\":true,\"served\":{\"version\":41,\"run\":\"r\","
+            "\"digest\":\"10112233445566778899aabbccddeeff\"}}"),
+        RESULTS("{\"rank\":0,\"stage\":\"state\",\"ready\":true,\"served\":{\"version\":41,\"run\":\"r\"}}"),
+        RESULTS("{\"rank\":0,\"stage\":\"state\",\"ready\":true,\"served\":{\"version\":41,\"run\":\"r\","
+                "\"digest\":\"00\"}}")};
     struct ws_engine_patch_reply r;
     (void)state;
     assert_int_equal(run(&ws_engine_vllm, mixed, LENGTH(mixed), WS_PATCH_STATE, &r), 0);
     assert_false(r.ok);
     assert_string_equal(r.why, "its workers do not hold one version");
+    for (size_t i = 0; i < LENGTH(others); i++) {
+        const struct bad_step step = {"/collective_rpc", BAD_JSON, 200, others[i]};
+        assert_int_equal(run(&ws_engine_vllm, &step, 1, WS_PATCH_STATE, &r), 0);
+        assert_int_equal(r.ok, i > 0);
+        assert_string_equal(r.served.version, "");
+    }
     assert_int_equal(run(&ws_engine_vllm, good, LENGTH(good), WS_PATCH_STATE, &r), 0);
     assert_true(r.ok && r.put && r.workers == 2);
     assert_true(r.patchable > 0.49 && r.patchable < 0.51);
     assert_string_equal(r.whole, "a,b,c");
     assert_string_equal(r.plan, "old");
-    assert_string_equal(r.served, "41@r");
+    assert_string_equal(r.served.version, "41@r");
+    assert_string_equal(r.served.digest, "00112233445566778899aabbccddeeff");
     assert_int_equal(run(&ws_engine_vllm, prepared, LENGTH(prepared), WS_PATCH_PREPARE, &r), 0);
     assert_false(r.ok);
     assert_string_equal(r.why, "rank 7: not recorded");
@@ -160,7 +180,7 @@ static void test_hostile_answers(void **state)
     assert_false(r.ok || r.put);
     assert_true(strlen(r.why) > 100 && r.wrote);
     assert_string_equal(r.plan, "");
-    assert_string_equal(r.served, "");
+    assert_string_equal(r.served.version, "");
     assert_string_equal(r.whole, "ok");
     assert_int_equal(r.changed, 0);
     free(reply);

@@ -249,8 +249,8 @@ int ws_changes_open(struct ws_changes **out, const char *target, const char *bas
         c ? ws_version_folder_open(&t, target, err) : ws_error_set(err, ENOMEM, "no memory to list changes");
     if (rc == 0)
         rc = ws_version_folder_manifest(base, &base_manifest, err);
-    if (rc == 0 && t.manifest) {
-        rc = ws_recorded_read(&recorded, &t, base, base_manifest, err);
+    if (rc == 0 && t.manifest && base_manifest) {
+        rc = ws_recorded_read(&recorded, &t, base_manifest, err);
         has_records = rc == 0;
         if (rc == -ENOENT)
             rc = 0;

@@ -31,7 +31,7 @@ static inline uint64_t ws_tensor_changes_index(const struct ws_tensor_changes *t
 }
 
 struct ws_changes;
-/* target, base: folders of versions. The base's may be missing where the delta has an edit for each block that it names.
+/* target, base: folders of versions. The base's files may be missing, but for its manifest, where the delta has an edit for each block that it names.
  * threads 0: as many as there are cores, 8 at most. The caller frees *out. -EPROTO: the tensors' names, types or shapes differ;
  * -E2BIG: more changed than is worth listing, an eighth of all elements; -EBADMSG: the delta is damaged, or of other versions;
  * -EOPNOTSUPP: a mount with need=learn would learn that all of it is read; -ESTALE: a file was changed meanwhile; or what opening and reading the folders say. */

@@ -64,7 +64,7 @@ static void free_table(struct reading *r)
 /* A block that is another in the base has a record, or elements that changed would be left as they are. */
 static int check_complete(const struct reading *r, const struct ws_manifest *base, struct ws_error *err)
 {
-    for (size_t i = 0; base && i < r->target->n_files; i++) {
+    for (size_t i = 0; i < r->target->n_files; i++) {
         const struct ws_manifest_file *f = &r->target->files[i], *old = ws_manifest_find(base, f->name);
         for (size_t k = 0; k < f->n_blocks; k++)
             if (!r->has[i][k] && !(old && k < old->n_blocks && old->hashes[k] == f->hashes[k]))
@@ -103,45 +103,6 @@ static int read_stream(int fd, struct reading *r, const struct ws_delta_link *li
     return rc;
 }
 
-/* What has to be in the delta's head. Where the base's folder is gone, what the head says of it is believed, but for the version that
- * the folder's name has. */
-static int make_link(struct ws_delta_link *link, int fd, const struct ws_manifest *target,
-                     const struct ws_manifest *base, struct ws_error *err)
-{
-    unsigned char head[WS_DELTA_HEAD_BYTES] = {0};
-    uint64_t version;
-    *link = (struct ws_delta_link){.target = ws_version_id_make(target->version, target->lineage)};
-    memcpy(link->target_digest, target->digest, sizeof(link->target_digest));
-    if (base) {
-        link->base = ws_version_id_make(base->version, base->lineage);
-        memcpy(link->base_digest, base->digest, sizeof(link->base_digest));
-        return 0;
-    }
-    const ssize_t n = ws_file_read(fd, head, sizeof(head), 0);
-    if (n != (ssize_t)sizeof(head))
-        return ws_error_set(err, n < 0 ? (int)-n : EBADMSG, "the delta has no head");
-    memcpy(&version, head + 16, sizeof(version));
-    link->base.version = version;
-    memcpy(link->base.lineage, head + 48, WS_LINEAGE_CHARS);
-    memcpy(link->base_digest, head + 128, 32);
-    return 0;
-}
-
-static void name_of_base(const char *path, const struct ws_manifest *base, char out[WS_MAX_NAME + 1])
-{
-    if (base) {
-        snprintf(out, WS_MAX_NAME + 1, "%" PRIu64 "@%s", base->version, base->lineage);
-        return;
-    }
-    size_t n = strlen(path);
-    while (n > 0 && path[n - 1] == '/')
-        n--;
-    size_t from = n;
-    while (from > 0 && path[from - 1] != '/')
-        from--;
-    snprintf(out, WS_MAX_NAME + 1, "%.*s", (int)(n - from), path + from);
-}
-
 static int cannot_open(const char *target, const char *path, struct ws_error *err)
 {
     if (errno == EFBIG)
@@ -155,23 +116,22 @@ static int cannot_open(const char *target, const char *path, struct ws_error *er
     return ws_error_set(err, ENOENT, "%s/%s: %s", target, path, strerror(errno));
 }
 
-int ws_recorded_read(struct ws_recorded *out, const struct ws_version_folder *target, const char *base,
-                     const struct ws_manifest *base_manifest, struct ws_error *err)
+int ws_recorded_read(struct ws_recorded *out, const struct ws_version_folder *target,
+                     const struct ws_manifest *base, struct ws_error *err)
 {
-    struct reading r = {.target = target->manifest, .err = err};
-    struct ws_delta_link link;
-    char name[WS_MAX_NAME + 1], path[WS_MAX_NAME + 32];
+    const struct ws_manifest *m = target->manifest;
+    struct reading r = {.target = m, .err = err};
+    struct ws_delta_link link = {.base = ws_version_id_make(base->version, base->lineage),
+                                 .target = ws_version_id_make(m->version, m->lineage)};
+    char path[WS_MAX_NAME + 32];
     *out = (struct ws_recorded){0};
-    name_of_base(base, base_manifest, name);
-    snprintf(path, sizeof(path), ".wsync/changes-from-%s", name);
+    memcpy(link.base_digest, base->digest, sizeof(link.base_digest));
+    memcpy(link.target_digest, m->digest, sizeof(link.target_digest));
+    snprintf(path, sizeof(path), ".wsync/changes-from-%" PRIu64 "@%s", base->version, base->lineage);
     const int fd = openat(target->folder->fd, path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return cannot_open(target->path, path, err);
-    int rc = make_link(&link, fd, target->manifest, base_manifest, err);
-    if (rc == 0 && !base_manifest && strtoull(name, NULL, 10) != link.base.version)
-        rc = ws_error_set(err, EBADMSG, "the delta is from %" PRIu64, link.base.version);
-    if (rc == 0)
-        rc = read_stream(fd, &r, &link, base_manifest, err);
+    const int rc = read_stream(fd, &r, &link, base, err);
     close(fd);
     out->n = r.list.len;
     out->list = r.list.ptr;

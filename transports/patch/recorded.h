@@ -10,12 +10,10 @@ struct ws_recorded {
     struct ws_delta_record **list; /* at most one of a block */
 };
 
-/* target: with a manifest. base: what its folder is called, whose name is a version's; base_manifest: of that folder, or NULL where
- * there is none. -ENOENT: the mount has no such delta; -EOPNOTSUPP, -E2BIG: nor should another way be tried, and err says why; -EBADMSG: it is damaged, or between other
+/* target: with a manifest. base: the manifest of the base's folder; the delta is that of its digest. -ENOENT: the mount has no such delta; -EOPNOTSUPP, -E2BIG: nor should another way be tried, and err says why; -EBADMSG: it is damaged, or between other
  * versions than these manifests'; -ENOMEM. */
 WS_MUST_USE int ws_recorded_read(struct ws_recorded *out, const struct ws_version_folder *target,
-                                 const char *base, const struct ws_manifest *base_manifest,
-                                 struct ws_error *err);
+                                 const struct ws_manifest *base, struct ws_error *err);
 void ws_recorded_free(struct ws_recorded *r); /* one that is all zero, too */
 
 #endif

@@ -52,6 +52,21 @@ void ws_reference_patches_drop(struct ws_reference *r)
     p->put = false;
 }
 
+/* --- plans that were dropped before they were there --- */
+
+static void abandon(struct ws_reference_patches *p, const char *plan)
+{
+    snprintf(p->abandoned[p->n_abandoned++ % WS_REFERENCE_ABANDONED], sizeof(p->abandoned[0]), "%s", plan);
+}
+
+static bool is_abandoned(const struct ws_reference_patches *p, const char *plan)
+{
+    for (size_t i = 0; i < WS_REFERENCE_ABANDONED; i++)
+        if (p->abandoned[i][0] && strcmp(p->abandoned[i], plan) == 0)
+            return true;
+    return false;
+}
+
 /* --- which version --- */
 
 static struct ws_reference_version version_at(const char *path)
@@ -61,6 +76,7 @@ static struct ws_reference_version version_at(const char *path)
     if (ws_version_folder_manifest(path, &m, NULL) == 0 && m) {
         v.number = m->version;
         snprintf(v.lineage, sizeof(v.lineage), "%s", m->lineage);
+        snprintf(v.digest, sizeof(v.digest), "%s", m->digest);
     }
     ws_manifest_free(m);
     return v;
@@ -68,7 +84,7 @@ static struct ws_reference_version version_at(const char *path)
 
 static bool is_same(const struct ws_reference_version *a, const struct ws_reference_version *b)
 {
-    return a->number == b->number && strcmp(a->lineage, b->lineage) == 0;
+    return a->number == b->number && strcmp(a->lineage, b->lineage) == 0 && strcmp(a->digest, b->digest) == 0;
 }
 
 void ws_reference_patches_loaded(struct ws_reference *r, const char *path)
@@ -132,9 +148,9 @@ static json_t *state(struct ws_reference *r, size_t worker)
     json_object_set_new(one, "plan", p->plan ? json_string(p->plan) : json_null());
     json_object_set_new(one, "put", json_boolean(p->put));
     if (p->held.lineage[0])
-        json_object_set_new(
-            one, "served",
-            json_pack("{s:I, s:s}", "version", (json_int_t)p->held.number, "run", p->held.lineage));
+        json_object_set_new(one, "served",
+                            json_pack("{s:I, s:s, s:s}", "version", (json_int_t)p->held.number, "run",
+                                      p->held.lineage, "digest", p->held.digest));
     return one;
 }
 
@@ -201,7 +217,9 @@ static json_t *prepare_all(struct ws_reference *r, const json_t *arguments)
     json_t *all = json_array();
     bool good = true;
     ws_reference_patches_drop(r);
-    int rc = is_asleep(r) || r->good_loads_needed > 0
+    int rc = is_abandoned(p, text_in(arguments, "plan"))
+                 ? ws_error_set(&err, ECANCELED, "the plan was dropped before it came")
+             : is_asleep(r) || r->good_loads_needed > 0
                  ? ws_error_set(&err, EAGAIN, "the weights are asleep, or gone")
                  : check_base(r, text_in(arguments, "base"), &err);
     if (rc == 0)
@@ -316,6 +334,8 @@ static json_t *drop_all(struct ws_reference *r, const json_t *arguments)
     json_t *all = json_array();
     if (has_plan(r, arguments))
         ws_reference_patches_drop(r);
+    else
+        abandon(&r->patches, text_in(arguments, "plan"));
     for (size_t i = 0; i < r->patches.workers; i++)
         json_array_append_new(all, answer("drop", i, NULL));
     return all;

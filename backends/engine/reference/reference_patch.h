@@ -17,13 +17,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define WS_REFERENCE_WORKERS 16 /* at most */
+#define WS_REFERENCE_WORKERS   16 /* at most */
+#define WS_REFERENCE_ABANDONED 16 /* plans that are remembered */
 
 struct ws_reference;
 /* A version by its manifest, as real workers note it: paths get another meaning when a trainer begins anew. */
 struct ws_reference_version {
     uint64_t number;
     char lineage[WS_LINEAGE_CHARS + 1]; /* empty: the files were of no mount's version */
+    char digest[33];
 };
 struct ws_reference_patches {
     size_t workers; /* 0: it has no such package */
@@ -34,6 +36,9 @@ struct ws_reference_patches {
     struct ws_reference_version of_target, of_base;
     bool put; /* or may be, in part */
     struct ws_patch *of[WS_REFERENCE_WORKERS];
+    /* Dropped before they were prepared, the oldest overwritten: a prepare that comes late makes none of them. */
+    char abandoned[WS_REFERENCE_ABANDONED][40];
+    size_t n_abandoned;
 };
 WS_MUST_USE int ws_reference_patches_check(const char *fault, struct ws_error *err);
 /* The workers' answers to one stage, an array; arguments: its object, with "stage". New reference. */

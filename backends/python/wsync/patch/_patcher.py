@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from typing import Any, Callable, Optional, Protocol
 
 import torch
@@ -27,8 +28,8 @@ class Engine(Protocol):
         """{"path", "model", "version", "run", "digest", "broken"}; None where it is not known."""
 
     def is_served(self, path: str) -> bool:
-        """Whether the version at the path is the one that is served: by its manifest; where its files are gone by a name such as 42@RUN; else
-        by the folder. OSError, ValueError."""
+        """Whether the version at the path is the one that is served: by its manifest, also where its files are gone; else by the folder.
+        OSError, ValueError."""
 
     def identify(self, path: str) -> Any:
         """What to note if the version at the path is served. OSError, ValueError."""
@@ -89,6 +90,7 @@ class Patcher:
         self._half_done: Optional[str] = None  # the same, until this plan's put or undo is done
         self._plan: Optional[Plan] = None
         self._put = False
+        self._abandoned: deque[str] = deque(maxlen=16)  # plans that were dropped before they came
         self.asleep = False
 
     # --- what others tell ---
@@ -155,6 +157,8 @@ class Patcher:
     def _new_plan(self, identity: Any, target: Any, base: Any) -> Plan:
         if not all(isinstance(text, str) and text for text in (identity, target, base)):
             raise Unpatchable("prepare wants plan=, target= and base=")
+        if identity in self._abandoned:
+            raise Unpatchable(f"plan {identity[:80]} was dropped before it came")
         if self._put:
             raise Unpatchable(f"plan {self._plan.identity if self._plan else ''} was put and is not dropped yet")
         self._drop()
@@ -240,7 +244,9 @@ class Patcher:
             _refuse_another(plan, path)
 
     def _end(self, identity: Any) -> dict[str, Any]:
-        """A plan that was put stays what is served."""
+        """A plan that was put stays what is served. One that is not here may be on its way: whoever asked for it has gone on."""
+        if isinstance(identity, str) and (self._plan is None or self._plan.identity != identity):
+            self._abandoned.append(identity[:200])
         if self._plan is not None and self._plan.identity != identity:
             return {"ok": False, "why": f"there is no plan {str(identity)[:80]}: {self._plan.identity} is held"}
         self._drop()
