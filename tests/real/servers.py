@@ -18,7 +18,7 @@ from package import install
 from world import at_end, free_port, need_fuse, unique, wait_for
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-START_SECONDS = 480  # of three that start at once, beside other work
+START_SECONDS = 480  # of three that start at once, beside other work; so much for each start must fit in a file's limit
 ASK_SECONDS = 90
 # The requests to every version: log probabilities of these tokens, and of the generated ones.
 PROMPTS = ([5, 17, 300, 42, 7], [9, 8, 7], list(range(20, 60)))

@@ -1,4 +1,4 @@
-# timeout: 900, takes: 140
+# timeout: 1800, takes: 140
 """wsync.BroadcastSender over gloo: real SGLang (its weight-update group) and vLLM (the back end `wsync`) answer like servers started on that
 version. Stand-in servers: a member that dies, hangs or refuses ends the group in time, and no engine is resumed on a partial version."""
 import contextlib

@@ -1,4 +1,4 @@
-# timeout: 1500, takes: 120
+# timeout: 2100, takes: 120
 """wsync inside a real vLLM: the weight-transfer back end `wsync`, found by its entry point, and the worker extension, with two workers and
 with one. Their answers equal those of a vLLM without wsync that was started on the same version."""
 import glob

@@ -1,4 +1,4 @@
-# timeout: 2400, takes: 100
+# timeout: 3600, takes: 100
 """A real vLLM's parameters are patched while it serves: afterwards it is, bit for bit, what a load or a fresh start makes of the version."""
 import os
 import random
