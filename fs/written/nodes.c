@@ -53,7 +53,7 @@ int written_folder_of(const struct written *w, const struct written_node *parent
 
 bool written_is_version(const struct written *w, const struct written_top *top, uint64_t *number)
 {
-    return top && !top->is_gone && ws_pattern_match(w->options->pattern, top->name, number);
+    return top && !top->is_gone && top->fd >= 0 && ws_pattern_match(w->options->pattern, top->name, number);
 }
 
 void written_show(const struct written *w, const struct written_node *n, struct stat *st)
@@ -79,11 +79,7 @@ static struct written_top *top_of(struct written *w, int fd, const char *name)
     t = calloc(1, sizeof(*t));
     if (!t)
         return NULL;
-    t->fd = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (t->fd < 0) {
-        free(t);
-        return NULL;
-    }
+    t->fd = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* -1: not ours to read, nor to publish */
     snprintf(t->name, sizeof(t->name), "%s", name);
     t->refs = 1;
     t->next = w->tops;
@@ -100,7 +96,8 @@ void written_top_drop(struct written *w, struct written_top *top)
     while (*at != top)
         at = &(*at)->next;
     *at = top->next;
-    close(top->fd);
+    if (top->fd >= 0)
+        close(top->fd);
     free(top);
 }
 
@@ -181,7 +178,7 @@ void written_forget(struct written *w, struct written_node *n, uint64_t count)
 
 void written_wait(struct written *w, const struct written_top *top)
 {
-    while (top && top->is_taken && !w->ends)
+    while (top && top->is_taken) /* at the end, too: until what is published is given up */
         pthread_cond_wait(&w->changed, &w->lock);
 }
 
@@ -220,7 +217,8 @@ void written_free(struct written *w)
         }
     for (struct written_top *t = w->tops, *next; t; t = next) {
         next = t->next;
-        close(t->fd);
+        if (t->fd >= 0)
+            close(t->fd);
         free(t);
     }
     if (w->lower >= 0)

@@ -293,7 +293,7 @@ static void op_rmdir(fuse_req_t req, fuse_ino_t ino, const char *name)
 
     lock_for(w, parent);
     struct written_top *top = parent == &w->root ? find_top(w, name) : NULL;
-    while (top && top->is_taken && !w->ends) {
+    while (top && top->is_taken) {
         written_wait(w, top);
         top = find_top(w, name);
     }
@@ -303,6 +303,19 @@ static void op_rmdir(fuse_req_t req, fuse_ino_t ino, const char *name)
         end_top(w, top);
     pthread_mutex_unlock(&w->lock);
     reply(req, rc);
+}
+
+/* A folder that is to be renamed over lies in the other place: it goes, where it is empty. */
+static int replace_other(const struct written *w, int place, const char *name, unsigned flags)
+{
+    const int other = place == w->lower ? w->memory : w->lower;
+    struct stat st;
+
+    if (other < 0 || fstatat(other, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return 0;
+    if (flags)
+        return flags & (1u << 1) ? -EXDEV : -EEXIST;
+    return unlinkat(other, name, AT_REMOVEDIR) < 0 ? -errno : 0;
 }
 
 /* With the lock. Folders at the top stay there, and others below: which files are a version's is told by that. */
@@ -324,6 +337,9 @@ static int rename_folder(struct written *w, struct written_node *from, const cha
     /* Out of memory into the folder below: who copies learns whether there is room. */
     if (written_folder_of(w, to, new_name, true) != a && a == w->memory)
         return -EXDEV;
+    const int rc = replace_other(w, a, new_name, flags);
+    if (rc < 0)
+        return rc;
     if (renameat2(a, name, a, new_name, flags) < 0)
         return -errno;
     if (flags & (1u << 1)) { /* exchanged */
@@ -377,7 +393,7 @@ static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_
         for (size_t i = 0; i < 4; i++)
             if (all[i] && all[i]->is_taken)
                 taken = all[i];
-        if (!taken || w->ends)
+        if (!taken)
             break;
         written_wait(w, taken);
     }

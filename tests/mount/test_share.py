@@ -195,8 +195,9 @@ def test_renamed_folder():
         os.rename(os.path.join(root, before), os.path.join(root, f"trl-policy-v{version}"))
         published(agent, version)
     os.mkdir(os.path.join(root, "partial"))
-    with pytest.raises(OSError):
-        os.rename(os.path.join(root, "partial"), os.path.join(root, "trl-policy-v2"))
+    for version in 1, 2:
+        with pytest.raises(OSError, match="not empty"):
+            os.rename(os.path.join(root, "partial"), os.path.join(root, f"trl-policy-v{version}"))
     assert sorted(os.listdir(root)) == ["partial", "trl-policy-v1", "trl-policy-v2"]
 
 
@@ -302,6 +303,32 @@ def test_operations():
             shutil.rmtree(os.path.join(root, folder), ignore_errors=True)
         assert os.listdir(root) == []
     assert share.alive()
+
+
+def test_killed_at_any_step():
+    "share is killed, or unmounted, while it looks at a folder, publishes it, or has: the version is there whole, or not at all"
+    agent, root, mount = Agent(), unique("out"), None
+    share, mount = Share(agent, root), Mount(agent.url)
+    source = {"a": ("F32", [1 << 20]), "b": ("BF16", [1 << 20])}
+    last = None
+    for version, delay in enumerate((0, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.2), 1):
+        os.mkdir(folder := os.path.join(root, f"step_{version}"))
+        original = checkpoint(source, seed=version)
+        save(original, folder, "model.safetensors")
+        time.sleep(delay)
+        if version % 2:
+            share.kill()
+        else:
+            share.end()
+        time.sleep(0.3)
+        share = Share(agent, root)
+        assert os.listdir(root) == []
+        assert newest(agent) in (last, version)
+        if newest(agent) == version:
+            last = version
+            mount.wait_version("actor", version)
+            mount.write(f"pull {version}", "actor/ctl")
+            assert tensors_of(mount.file("actor", version, "model.safetensors")) == tensors_of(os.path.join(original, "model.safetensors"))
 
 
 def test_bad_one():
