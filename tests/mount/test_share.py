@@ -349,6 +349,57 @@ def test_bad_one():
     assert newest(agent) == 3
 
 
+def test_others():
+    "a second one is refused; other accounts read what safetensors made for its owner alone, write what modes let them, and own it"
+    if os.geteuid():
+        pytest.skip("not root")
+    agent, root = Agent(), unique("out")
+    share = Share(agent, root)
+    second = wsync("share", "--agent", f"unix:{agent.sock}", "-m", "actor", "-p", "step_{N}", root, check=False)
+    assert second.returncode == 1 and root in second.stderr, second.stderr
+    os.mkdir(os.path.join(root, "step_1"))
+    save(checkpoint(TENSORS, seed=1), os.path.join(root, "step_1"), "model.safetensors")
+    os.mkdir(os.path.join(root, "open"))
+    os.chmod(os.path.join(root, "open"), 0o777)
+    Path(root, "secret").touch(0o600)
+    here = os.getcwd()
+    os.chdir(root)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            open("step_1/model.safetensors", "rb").read()
+            open("open/mine", "w").write("x")
+            code = 2 if os.access("secret", os.R_OK) or os.access("step_1", os.W_OK) or os.access(".", os.W_OK) else 0
+        finally:
+            os._exit(code)
+    os.chdir(here)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert os.stat(os.path.join(root, "open/mine")).st_uid == 65534
+    assert share.alive()
+
+
+def test_ends():
+    "it ends when it is unmounted, also lazily with a file open, and what passed through is below"
+    agent, root = Agent(), unique("out")
+    for lazy in (), ("--lazy",):
+        share = Share(agent, root)
+        Path(root, "log").write_text("x")
+        os.makedirs(os.path.join(root, "step_1"), exist_ok=True)
+        with open(os.path.join(root, "step_1", "model.safetensors"), "wb") if lazy else contextlib.nullcontext() as f:
+            if f:
+                f.write(b"x")
+            wsync("umount", *lazy, root)
+            assert os.listdir(root) == ["log"]
+            if f:
+                f.write(b"y" * 100000)
+        wait_for(lambda: not share.alive(), "its end")
+        assert share.process.returncode == 0, share.text()
+
+
 def test_usage():
     "what it cannot do is refused"
     for pattern, marker, word in ("step_{n}", "STABLE", "pattern"), ("step_{N}", "../x", "--marker"):
