@@ -15,7 +15,7 @@ SIZE, PIECE, ROUNDS, MOUNTS = 512 << 20, 64 << 20, 7, 4
 
 
 def save(folder, content):
-    """As safetensors 0.8 does, 64 MiB a tensor; seconds."""
+    """As safetensors 0.8 does, 64 MiB a tensor; seconds until the last close, which waits for what is published, and when that began."""
     os.mkdir(folder)
     began = time.monotonic()
     fd = os.open(path := os.path.join(folder, ".tmpAbCdEf"), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -23,14 +23,16 @@ def save(folder, content):
     for piece in content:
         os.write(fd, piece)
     os.rename(path, os.path.join(folder, "model.safetensors"))
+    ended = time.monotonic()
     os.close(fd)
-    return time.monotonic() - began
+    return ended - began, ended
 
 
 def content_of(seed):
-    header = json.dumps({f"t{i}": {"dtype": "F32", "shape": [PIECE // 4], "data_offsets": [i * PIECE, (i + 1) * PIECE]} for i in range(SIZE // PIECE)})
+    tensors = range(SIZE // PIECE)
+    header = json.dumps({f"t{i}": {"dtype": "F32", "shape": [PIECE // 4], "data_offsets": [i * PIECE, (i + 1) * PIECE]} for i in tensors})
     header = header.encode().ljust(-len(header) % 8 + len(header))
-    return [struct.pack("<Q", len(header)) + header, *(random.Random(seed + i).randbytes(1 << 20) * (PIECE >> 20) for i in range(SIZE // PIECE))]
+    return [struct.pack("<Q", len(header)) + header, *(random.Random(seed + i).randbytes(1 << 20) * (PIECE >> 20) for i in tensors)]
 
 
 def main():
@@ -46,10 +48,10 @@ def main():
         seen = {"here": [], "shm": [], "known": [], "published": []}
         for version in range(1, ROUNDS + 1):
             content = content_of(version)
-            seen["shm"].append(save(os.path.join(plain, "save"), content))
+            seen["shm"].append(save(os.path.join(plain, "save"), content)[0])
             shutil.rmtree(os.path.join(plain, "save"))
-            seen["here"].append(save(os.path.join(root, f"step_{version}"), content))
-            closed = time.monotonic()
+            took, closed = save(os.path.join(root, f"step_{version}"), content)
+            seen["here"].append(took)
             for mount in mounts:
                 mount.wait_version("actor", version)
             seen["known"].append(time.monotonic() - closed)

@@ -201,6 +201,45 @@ def test_renamed_folder():
     assert sorted(os.listdir(root)) == ["partial", "trl-policy-v1", "trl-policy-v2"]
 
 
+def test_moved_while_open():
+    "a file that is moved to another version's folder while it is open for writing keeps that from being whole, and the one it was in no more"
+    agent, root = Agent(), unique("out")
+    share = Share(agent, root)
+    for version in 1, 2:
+        os.mkdir(os.path.join(root, f"step_{version}"))
+    fd = os.open(os.path.join(root, "step_1", "a.safetensors"), os.O_WRONLY | os.O_CREAT)
+    os.rename(os.path.join(root, "step_1", "a.safetensors"), os.path.join(root, "step_2", "model.safetensors"))
+    save(checkpoint(TENSORS, seed=1), os.path.join(root, "step_1"), "model.safetensors")
+    published(agent, 1)
+    os.write(fd, Path(checkpoint(TENSORS, seed=2), "model.safetensors").read_bytes())
+    Path(root, "step_2", "note").touch()
+    stays(agent, share, 1)
+    os.close(fd)
+    published(agent, 2)
+
+
+def test_written_while_published():
+    "who writes into a folder that is being published waits: the version is what was whole, and the file what was written"
+    agent, root = Agent(), unique("out")
+    Share(agent, root)
+    mount = Mount(agent.url)
+    os.mkdir(folder := os.path.join(root, "step_1"))
+    original = checkpoint({"a": ("F32", [8 << 20])}, seed=1)
+    save(original, folder, "model.safetensors")
+    path = os.path.join(folder, "model.safetensors")
+    end = time.monotonic() + 20
+    while newest(agent) is None and time.monotonic() < end:  # tries to come in between
+        with open(path, "r+b") as f:
+            f.seek(-4, os.SEEK_END)
+            f.write(b"late")
+        time.sleep(0.002)
+    published(agent, 1)
+    mount.wait_version("actor", 1)
+    mount.write("pull 1", "actor/ctl")
+    shown = Path(mount.file("actor", 1, "model.safetensors")).read_bytes()
+    assert shown[-4:] in (b"late", Path(original, "model.safetensors").read_bytes()[-4:])
+
+
 def test_writers():
     "a folder with a file that is open for writing is not whole: under its final name, with all of its length, renamed or not"
     agent, root = Agent(), unique("out")
