@@ -8,9 +8,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CLI_OK     0
-#define CLI_FAILED 1
-#define CLI_USAGE  2
+#define CLI_OK         0
+#define CLI_FAILED     1
+#define CLI_USAGE      2
+/* Of publish: the version does not follow the newest one. */
+#define CLI_NOT_HIGHER 3
 
 /* Tables of options leave out what most options do not have. */
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
@@ -42,7 +44,8 @@ struct cli_command {
 
 extern const struct cli_command cmd_agent, cmd_publish, cmd_mount, cmd_umount, cmd_export, cmd_ls, cmd_status,
     cmd_events, cmd_load, cmd_release, cmd_sync, cmd_pull, cmd_wait, cmd_verify, cmd_inspect, cmd_diff,
-    cmd_save, cmd_engine, cmd_bench, cmd_doctor, cmd_key, cmd_token, cmd_model, cmd_topology, cmd_derive;
+    cmd_save, cmd_engine, cmd_bench, cmd_doctor, cmd_key, cmd_token, cmd_model, cmd_topology, cmd_derive,
+    cmd_share;
 
 /* Last value of an option, or NULL; all values with cli_nth. Switches give "". */
 const char *cli_get(const struct cli_args *args, const char *option);

@@ -172,9 +172,14 @@ static int publish(const struct cli_args *args, const struct mapped *m, wsync_co
     int code = CLI_FAILED;
     double start = cli_now();
 
-    if (wsync_publisher_open(config, &pub) < 0 || wsync_offload(pub, m->params, m->n_params, version) < 0 ||
-        wsync_wait_published(pub, version, -1) < 0) {
+    int rc = wsync_publisher_open(config, &pub);
+    if (rc == 0)
+        rc = wsync_offload(pub, m->params, m->n_params, version);
+    if (rc == 0)
+        rc = wsync_wait_published(pub, version, -1);
+    if (rc < 0) {
         cli_fail("%s", wsync_error());
+        code = rc == -EEXIST ? CLI_NOT_HIGHER : CLI_FAILED;
         goto out;
     }
     double seconds = cli_now() - start;
@@ -253,6 +258,8 @@ const struct cli_command cmd_publish = {
     .examples = "wsync publish --agent unix:/run/wsync/agent.sock --model actor --version 1 ./checkpoint\n"
                 "wsync publish -m actor -v 41 --new-run --wait-loaded 120 ./step-41\n"
                 "wsync publish -m actor-lora -v 7 --base-name /wsync/actor/41 ./adapter-7",
+    .statuses = "3: the version does not follow the newest one: its number is not higher, or it is of "
+                "another lineage.",
     .options = options,
     .min_words = 1,
     .max_words = 1,

@@ -142,7 +142,7 @@ def test_publish_refuses():
     assert agent.get("/v1/actor/1/manifest") == before
     for args, word in {("--version", "1"): "--new-run", ("--version", "2", "--run", "other"): "--new-run"}.items():
         r = wsync("publish", "--agent", f"unix:{agent.sock}", "--model", "actor", *args, checkpoint(SMALL), check=False)
-        assert r.returncode == 1 and word in r.stderr, r.stderr
+        assert r.returncode == 3 and word in r.stderr, r.stderr
     r = wsync("publish", "--agent", "unix:/nowhere.sock", "-m", "a", "-v", "1", checkpoint(SMALL), check=False)
     assert r.returncode == 1 and "wsync agent" in r.stderr, r.stderr
 

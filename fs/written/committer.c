@@ -1,0 +1,118 @@
+#include "fs/written/committer.h"
+#include "transports/base/clock.h"
+#include "transports/base/log.h"
+#include "transports/format/adapter_files.h"
+#include "transports/format/commit_rule.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define RETRY_FIRST_MS  500
+#define RETRY_DOUBLINGS 7         /* to a minute */
+#define LOOK_NS         100000000 /* a folder to be tried again comes in time */
+
+/* Of a folder that was published: is all of it new? A framework that writes its folder again writes each of these. */
+static bool is_new(const struct written *w, const struct written_top *t)
+{
+    if (!t->was_published)
+        return true;
+    if (w->options->marker)
+        return t->new_weights && t->new_marker;
+    return t->new_weights && (t->new_config || faccessat(t->fd, WS_ADAPTER_CONFIG_NAME, F_OK, 0) < 0);
+}
+
+/* With the lock. */
+static struct written_top *next_due(const struct written *w)
+{
+    struct written_top *best = NULL;
+    uint64_t number, lowest = UINT64_MAX;
+    const uint64_t at = ws_clock_ms();
+
+    for (struct written_top *t = w->tops; t; t = t->next) {
+        number = 0;
+        if (!t->is_due || t->is_taken || t->not_before > at || !written_is_version(w, t, &number) ||
+            number > lowest || !is_new(w, t) || written_has_writer(w, t))
+            continue;
+        best = t;
+        lowest = number;
+    }
+    return best;
+}
+
+static uint64_t number_of(struct written *w, const struct written_top *t)
+{
+    uint64_t number = 0;
+
+    if (!w->options->pattern->is_constant) {
+        (void)written_is_version(w, t, &number);
+        return number;
+    }
+    /* Milliseconds: higher than what who ran before us gave. */
+    number = ws_clock_day_ns() / 1000000;
+    return number > w->last_number ? number : w->last_number + 1;
+}
+
+/* Is it whole? Nobody changes it meanwhile. */
+static bool is_whole(const struct written *w, const struct written_top *t)
+{
+    char path[64];
+    struct ws_folder *folder = NULL;
+    struct ws_error err = {0};
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d/.", t->fd);
+    const int rc = ws_commit_rule_read(path, w->options->marker, &folder, &err);
+    ws_folder_free(folder);
+    if (rc < 0)
+        ws_log(rc == -EAGAIN ? WS_LOG_DEBUG : WS_LOG_WARN, "share", "%s: %s", t->name, err.text);
+    return rc == 0;
+}
+
+/* With the lock, which it lets go of meanwhile. */
+static void commit(struct written *w, struct written_top *t)
+{
+    enum ws_written_outcome outcome = WS_WRITTEN_FAILED;
+    char name[sizeof(t->name)];
+    const uint64_t number = number_of(w, t);
+
+    t->is_taken = true;
+    t->is_due = false;
+    t->refs++;
+    memcpy(name, t->name, sizeof(name));
+    pthread_mutex_unlock(&w->lock);
+    const bool whole = is_whole(w, t);
+    if (whole)
+        outcome = w->options->publish(w->options->arg, t->fd, name, number);
+    pthread_mutex_lock(&w->lock);
+    t->is_taken = false;
+    if (whole && outcome == WS_WRITTEN_FAILED) {
+        t->is_due = true;
+        t->not_before = ws_clock_ms() + ((uint64_t)RETRY_FIRST_MS << t->failures);
+        t->failures += t->failures < RETRY_DOUBLINGS;
+    } else if (whole) {
+        t->was_published = true;
+        t->new_weights = t->new_config = t->new_marker = false;
+        t->failures = 0;
+        w->last_number = number;
+    }
+    written_top_drop(w, t);
+    pthread_cond_broadcast(&w->changed);
+}
+
+void *written_commit(void *arg)
+{
+    struct written *w = arg;
+
+    pthread_mutex_lock(&w->lock);
+    while (!w->ends) {
+        struct written_top *t = next_due(w);
+        if (t) {
+            commit(w, t);
+            continue;
+        }
+        (void)ws_cond_wait_until(&w->changed, &w->lock, ws_clock_ns() + LOOK_NS);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}

@@ -1,0 +1,219 @@
+#include "fs/written/ops.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* An open file; fi->fh. */
+struct open_file {
+    int fd;
+    bool writes;
+};
+
+static struct open_file *file_of(const struct fuse_file_info *fi)
+{
+    return (struct open_file *)(uintptr_t)fi->fh;
+}
+
+/* With the lock. All that have a file open have it in the same way: the kernel mixes no two. */
+static void pass_through(fuse_req_t req, struct written_node *n, struct fuse_file_info *fi)
+{
+    char path[32];
+
+    if (n->open == 0) {
+        written_path(n, path);
+        const int fd = open(path, O_RDWR | O_CLOEXEC);
+        n->backing = fd < 0 ? 0 : fuse_passthrough_open(req, fd);
+        if (n->backing < 0)
+            n->backing = 0;
+        n->is_plain = n->backing == 0;
+        if (fd >= 0)
+            close(fd);
+    }
+    if (!n->is_plain)
+        fi->backing_id = n->backing;
+}
+
+/* With the lock. */
+static int open_node(fuse_req_t req, struct written_node *n, int fd, struct fuse_file_info *fi)
+{
+    struct open_file *f = calloc(1, sizeof(*f));
+
+    if (!f) {
+        close(fd);
+        return -ENOMEM;
+    }
+    f->fd = fd;
+    f->writes = (fi->flags & O_ACCMODE) != O_RDONLY;
+    pass_through(req, n, fi);
+    n->open++;
+    n->refs++;
+    n->writers += f->writes;
+    fi->fh = (uintptr_t)f;
+    return 0;
+}
+
+/* What a file is opened with below: the kernel has looked at the rights, and gives offsets. */
+static int flags_below(const struct fuse_file_info *fi)
+{
+    return (fi->flags & ~(O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW)) | O_CLOEXEC;
+}
+
+static void close_file(fuse_req_t req, struct written *w, struct written_node *n, struct open_file *f)
+{
+    pthread_mutex_lock(&w->lock);
+    if (--n->open == 0 && n->backing) {
+        fuse_passthrough_close(req, n->backing);
+        n->backing = 0;
+    }
+    n->writers -= f->writes;
+    if (f->writes)
+        written_note(w, n->top, n->name);
+    pthread_mutex_unlock(&w->lock);
+    close(f->fd);
+    free(f);
+    written_forget(w, n, 1);
+}
+
+static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct written *w = written_of(req);
+    struct written_node *n = written_node_of(req, ino);
+    char path[32];
+    int rc = 0;
+
+    written_path(n, path);
+    pthread_mutex_lock(&w->lock);
+    if ((fi->flags & O_ACCMODE) != O_RDONLY || (fi->flags & O_TRUNC))
+        written_wait(w, n->top);
+    const int fd = open(path, flags_below(fi));
+    if (fd < 0)
+        rc = -errno;
+    else
+        rc = open_node(req, n, fd, fi);
+    pthread_mutex_unlock(&w->lock);
+    if (rc < 0)
+        fuse_reply_err(req, -rc);
+    else if (fuse_reply_open(req, fi) < 0)
+        close_file(req, w, n, file_of(fi));
+}
+
+static void op_create(fuse_req_t req, fuse_ino_t ino, const char *name, mode_t mode,
+                      struct fuse_file_info *fi)
+{
+    struct written *w = written_of(req);
+    struct written_node *parent = written_node_of(req, ino), *n = NULL;
+    struct fuse_entry_param e;
+
+    pthread_mutex_lock(&w->lock);
+    written_wait(w, parent->top);
+    const int folder = written_folder_of(w, parent, name, false);
+    int fd = openat(folder, name, flags_below(fi) | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
+    const bool is_new = fd >= 0;
+    if (fd < 0 && errno == EEXIST && !(fi->flags & O_EXCL))
+        fd = openat(folder, name, flags_below(fi) | O_NOFOLLOW);
+    int rc = fd < 0 ? -errno : 0;
+    if (parent->top)
+        parent->top->refs++; /* nobody takes it before the file counts as open */
+    struct written_top *top = parent->top;
+    const bool was_taken = top && top->is_taken;
+    if (top)
+        top->is_taken = true;
+    pthread_mutex_unlock(&w->lock);
+    if (rc == 0)
+        rc = written_entry(req, parent, name, is_new, &e);
+    pthread_mutex_lock(&w->lock);
+    if (top) {
+        top->is_taken = was_taken;
+        written_top_drop(w, top);
+    }
+    pthread_cond_broadcast(&w->changed);
+    if (rc == 0) {
+        n = (struct written_node *)(uintptr_t)e.ino;
+        rc = open_node(req, n, fd, fi);
+        if (rc < 0) {
+            pthread_mutex_unlock(&w->lock);
+            written_forget(w, n, 1);
+            fuse_reply_err(req, -rc);
+            return;
+        }
+    } else if (fd >= 0) {
+        close(fd);
+    }
+    pthread_mutex_unlock(&w->lock);
+    if (rc < 0)
+        fuse_reply_err(req, -rc);
+    else if (fuse_reply_create(req, &e, fi) < 0) {
+        close_file(req, w, n, file_of(fi));
+        written_forget(w, n, 1);
+    }
+}
+
+static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    close_file(req, written_of(req), written_node_of(req, ino), file_of(fi));
+    fuse_reply_err(req, 0);
+}
+
+static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t at, struct fuse_file_info *fi)
+{
+    struct fuse_bufvec from = FUSE_BUFVEC_INIT(size);
+
+    (void)ino;
+    from.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
+    from.buf[0].fd = file_of(fi)->fd;
+    from.buf[0].pos = at;
+    fuse_reply_data(req, &from, 0);
+}
+
+static void op_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t at,
+                         struct fuse_file_info *fi)
+{
+    struct fuse_bufvec to = FUSE_BUFVEC_INIT(fuse_buf_size(in));
+
+    (void)ino;
+    to.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
+    to.buf[0].fd = file_of(fi)->fd;
+    to.buf[0].pos = at;
+    const ssize_t n = fuse_buf_copy(&to, in, 0);
+    if (n < 0)
+        fuse_reply_err(req, (int)-n);
+    else
+        fuse_reply_write(req, (size_t)n);
+}
+
+static void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
+{
+    (void)ino;
+    const int rc = datasync ? fdatasync(file_of(fi)->fd) : fsync(file_of(fi)->fd);
+    fuse_reply_err(req, rc < 0 ? errno : 0);
+}
+
+static void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t at, off_t length,
+                         struct fuse_file_info *fi)
+{
+    (void)ino;
+    fuse_reply_err(req, fallocate(file_of(fi)->fd, mode, at, length) < 0 ? errno : 0);
+}
+
+static void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t at, int whence, struct fuse_file_info *fi)
+{
+    (void)ino;
+    const off_t found = lseek(file_of(fi)->fd, at, whence);
+    if (found < 0)
+        fuse_reply_err(req, errno);
+    else
+        fuse_reply_lseek(req, found);
+}
+
+void written_file_ops(struct fuse_lowlevel_ops *ops)
+{
+    ops->open = op_open;
+    ops->create = op_create;
+    ops->release = op_release;
+    ops->read = op_read;
+    ops->write_buf = op_write_buf;
+    ops->fsync = op_fsync;
+    ops->fallocate = op_fallocate;
+    ops->lseek = op_lseek;
+}

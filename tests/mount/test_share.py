@@ -1,0 +1,448 @@
+# beside others
+# sanitizers: address
+# timeout: 120
+"""Checkpoints that frameworks write into a folder, each with its own system calls and in its own order, published by wsync share when they are
+whole; read through a mount bit for bit."""
+import hashlib
+import mmap
+import sys
+from pathlib import Path
+
+from world import *
+
+TENSORS = {"a": ("BF16", [64, 64]), "b": ("F32", [1000])}
+SHARDS = {"model-00001-of-00002.safetensors": ["a"], "model-00002-of-00002.safetensors": ["b"]}
+
+
+class Share(Process):
+    "mounted over the folder"
+
+    def __init__(self, agent, folder, pattern="step_{N}", *args):
+        need_fuse()
+        if os.path.basename(folder) not in os.listdir(os.path.dirname(folder)):
+            os.mkdir(folder)
+        super().__init__("share", "--agent", f"unix:{agent.sock}", "--model", "actor", "--pattern", pattern, *args, folder)
+        wait_for(lambda: not self.alive() or (os.access(folder, os.R_OK) and os.path.ismount(folder)), "the mount")
+        assert self.alive(), self.text()
+
+    def refusals(self):
+        return [line for line in self.text().splitlines() if line.startswith("wsync ")]
+
+
+def newest(agent):
+    models = agent.get("/v1/models")["models"]
+    return models[0]["newest"] if models else None
+
+
+def published(agent, version):
+    wait_for(lambda: newest(agent) == version, f"version {version}")
+
+
+def stays(agent, share, version):
+    "some looks of share later"
+    time.sleep(0.3)
+    assert share.alive() and newest(agent) == version, share.text()
+
+
+def save(source, folder, name):
+    "safetensors 0.8: all of its length first, then in order, renamed while it is open"
+    with open(os.path.join(source, name), "rb") as f:
+        data = f.read()
+    temporary = os.path.join(folder, ".tmpX7a9Qz")
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.ftruncate(fd, len(data))
+    for at in range(0, len(data), 4096):
+        os.write(fd, data[at:at + 4096])
+    os.rename(temporary, os.path.join(folder, name))
+    os.close(fd)
+
+
+def test_marker():
+    "PRIME-RL: ranks write temporary names, rename their own, an index, STABLE; late files change nothing; rmtree, twice; bit for bit, as deltas"
+    need_fuse()
+    agent, root = Agent(), unique("broadcasts")
+    share, mount = Share(agent, root, "step_{N}", "--marker", "STABLE"), Mount(agent.url)
+    for version in (1, 2, 3):
+        source, folder = checkpoint(TENSORS, seed=version, files=SHARDS, sidecars=False), os.path.join(root, f"step_{version}")
+        os.makedirs(folder, exist_ok=True)
+        for rank, name in enumerate(SHARDS):
+            shutil.copyfile(os.path.join(source, name), os.path.join(folder, f"tmp-rank{rank}.safetensors"))
+        for rank, name in enumerate(SHARDS):
+            os.rename(os.path.join(folder, f"tmp-rank{rank}.safetensors"), os.path.join(folder, name))
+        shutil.copyfile(os.path.join(source, "model.safetensors.index.json"), os.path.join(folder, "model.safetensors.index.json"))
+        stays(agent, share, version - 1 or None)
+        Path(folder, "STABLE").touch()
+        published(agent, version)
+        os.makedirs(folder, exist_ok=True)
+        Path(folder, "NCCL_READY").touch()
+        mount.wait_version("actor", version)
+        mount.write(f"pull {version}", "actor/ctl")
+        for name in SHARDS:
+            assert tensors_of(mount.file("actor", version, name)) == tensors_of(os.path.join(source, name))
+        stays(agent, share, version)
+        for _ in range(2):
+            shutil.rmtree(os.path.join(root, f"step_{version - 2}"), ignore_errors=True)
+    shutil.copytree(checkpoint(TENSORS, seed=4), temporary := os.path.join(root, ".step_4"))
+    Path(temporary, "STABLE").touch()
+    os.rename(temporary, os.path.join(root, "step_4"))
+    published(agent, 4)
+    assert len(share.refusals()) == 0, share.text()
+
+
+def test_early_index():
+    "slime: the index before the other ranks' renames, no marker"
+    agent, root = Agent(), unique("weights")
+    source, folder = checkpoint(TENSORS, files=SHARDS), os.path.join(root, "weight_v000007")
+    share = Share(agent, root, "weight_v{N:06d}")
+    os.makedirs(folder)
+    shutil.copy2(os.path.join(source, "config.json"), folder)
+    for name in SHARDS:
+        save(source, folder, name)
+        os.rename(os.path.join(folder, name), os.path.join(folder, name[:11] + ".safetensors"))
+    first, last = SHARDS
+    os.rename(os.path.join(folder, first[:11] + ".safetensors"), os.path.join(folder, first))
+    shutil.copyfile(os.path.join(source, "model.safetensors.index.json"), os.path.join(folder, "model.safetensors.index.json"))
+    stays(agent, share, None)
+    os.rename(os.path.join(folder, last[:11] + ".safetensors"), os.path.join(folder, last))
+    published(agent, 7)
+
+
+def test_resumed():
+    "a step that was there is written again: another lineage; a step that comes late is left out, and that is said"
+    agent, root = Agent(), unique("out")
+    share = Share(agent, root)
+
+    def write(version, seed):
+        os.mkdir(folder := os.path.join(root, f"step_{version}"))
+        save(checkpoint(TENSORS, seed=seed), folder, "model.safetensors")
+
+    def run():
+        return agent.get("/v1/models")["models"][0]["run"]
+
+    for version in (1, 2, 4):
+        write(version, version)
+        published(agent, version)
+    first = run()
+    write(3, 3)
+    wait_for(lambda: "version 3 does not follow version 4" in share.text(), "a late step")
+    assert newest(agent) == 4 and run() == first
+    for version in (2, 3, 4):
+        shutil.rmtree(os.path.join(root, f"step_{version}"))
+    write(2, 12)
+    published(agent, 2)
+    assert run() != first
+    second = run()
+    write(3, 13)
+    published(agent, 3)
+    assert run() == second
+
+
+def test_killed():
+    "kill -9 of the writer leaves what it wrote and no version; kill -9 of share leaves nothing of what was not published, and that is said"
+    agent, root = Agent(), unique("out")
+    share = Share(agent, root)
+    Path(root, "log").write_text("below")
+    os.mkdir(os.path.join(root, "step_5"))
+    save(checkpoint(TENSORS, seed=5), os.path.join(root, "step_5"), "model.safetensors")
+    published(agent, 5)
+    os.mkdir(folder := os.path.join(root, "step_6"))
+    subprocess.run([sys.executable, "-c", "import os,sys,signal\nf=open(sys.argv[1],'wb');f.write(b'x'*9999);f.flush();os.kill(os.getpid(),9)",
+                    os.path.join(folder, ".tmpAbCdEf")])
+    stays(agent, share, 5)
+    assert os.stat(os.path.join(folder, ".tmpAbCdEf")).st_size == 9999
+    share.kill()
+    share = Share(agent, root)
+    wait_for(lambda: "is gone" in share.text(), "what is said of it")
+    assert os.listdir(root) == ["log"] and Path(root, "log").read_text() == "below"
+    stays(agent, share, 5)
+    os.mkdir(folder)
+    save(checkpoint(TENSORS, seed=6), folder, "model.safetensors")
+    published(agent, 6)
+    port, sock = agent.port, agent.sock
+    agent.end()
+    os.mkdir(folder := os.path.join(root, "step_7"))
+    save(checkpoint(TENSORS, seed=7), folder, "model.safetensors")
+    wait_for(lambda: "wsync agent" in share.text(), "an agent that is away")
+    published(Agent(port=port, sock=sock), 7)
+
+
+def test_constant():
+    "SkyRL: one folder, written again for each version; the config after the weights"
+    agent, root = Agent(), unique("skyrl")
+    share = Share(agent, root, "lora_sync")
+    os.mkdir(folder := os.path.join(root, "lora_sync"))
+    config = json.dumps({"peft_type": "LORA", "base_model_name_or_path": "base", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]})
+    lora = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{x}.weight": ("F32", shape) for x, shape in {"A": [4, 16], "B": [16, 4]}.items()}
+    seen = [None]
+    for seed in range(3):
+        save(checkpoint(lora, seed=seed, files={"adapter_model.safetensors": list(lora)}), folder, "adapter_model.safetensors")
+        stays(agent, share, seen[-1])
+        with open(os.path.join(folder, "adapter_config.json"), "w") as f:
+            f.write(config)
+        wait_for(lambda: newest(agent) != seen[-1], "the next version")
+        seen.append(newest(agent))
+        assert seen[-2] is None or seen[-1] > seen[-2]
+    stays(agent, share, seen[-1])
+
+
+def test_renamed_folder():
+    "TRL: a folder of another name, renamed; one that nothing before told; a second rename over it is refused as by any file system"
+    agent, root = Agent(), unique("out")
+    share = Share(agent, root, "trl-policy-v{N}")
+    for version, before in {1: ".trl-policy-v1.tmp", 2: "partial"}.items():
+        shutil.copytree(checkpoint(TENSORS, seed=version), os.path.join(root, before))
+        stays(agent, share, version - 1 or None)
+        os.rename(os.path.join(root, before), os.path.join(root, f"trl-policy-v{version}"))
+        published(agent, version)
+    os.mkdir(os.path.join(root, "partial"))
+    for version in 1, 2:
+        with pytest.raises(OSError, match="not empty"):
+            os.rename(os.path.join(root, "partial"), os.path.join(root, f"trl-policy-v{version}"))
+    assert sorted(os.listdir(root)) == ["partial", "trl-policy-v1", "trl-policy-v2"]
+
+
+def test_moved_while_open():
+    "a file that is moved to another version's folder while it is open for writing keeps that from being whole, and the one it was in no more"
+    agent, root = Agent(), unique("out")
+    share = Share(agent, root)
+    for version in 1, 2:
+        os.mkdir(os.path.join(root, f"step_{version}"))
+    fd = os.open(os.path.join(root, "step_1", "a.safetensors"), os.O_WRONLY | os.O_CREAT)
+    os.rename(os.path.join(root, "step_1", "a.safetensors"), os.path.join(root, "step_2", "model.safetensors"))
+    save(checkpoint(TENSORS, seed=1), os.path.join(root, "step_1"), "model.safetensors")
+    published(agent, 1)
+    os.write(fd, Path(checkpoint(TENSORS, seed=2), "model.safetensors").read_bytes())
+    Path(root, "step_2", "note").touch()
+    stays(agent, share, 1)
+    os.close(fd)
+    published(agent, 2)
+
+
+def test_written_while_published():
+    "who writes into a folder that is being published waits: the version is what was whole, and the file what was written"
+    agent, root = Agent(), unique("out")
+    Share(agent, root)
+    mount = Mount(agent.url)
+    os.mkdir(folder := os.path.join(root, "step_1"))
+    original = checkpoint({"a": ("F32", [8 << 20])}, seed=1)
+    save(original, folder, "model.safetensors")
+    path = os.path.join(folder, "model.safetensors")
+    end = time.monotonic() + 20
+    while newest(agent) is None and time.monotonic() < end:  # tries to come in between
+        with open(path, "r+b") as f:
+            f.seek(-4, os.SEEK_END)
+            f.write(b"late")
+        time.sleep(0.002)
+    published(agent, 1)
+    mount.wait_version("actor", 1)
+    mount.write("pull 1", "actor/ctl")
+    shown = Path(mount.file("actor", 1, "model.safetensors")).read_bytes()
+    assert shown[-4:] in (b"late", Path(original, "model.safetensors").read_bytes()[-4:])
+
+
+def test_writers():
+    "a folder with a file that is open for writing is not whole: under its final name, with all of its length, renamed or not"
+    agent, root = Agent(), unique("out")
+    share = Share(agent, root)
+    source = checkpoint(TENSORS, seed=1)
+    data = Path(source, "model.safetensors").read_bytes()
+    os.mkdir(folder := os.path.join(root, "step_1"))
+    fd = os.open(os.path.join(folder, "model.safetensors"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.write(fd, data[:-100])
+    os.ftruncate(fd, len(data))
+    other = os.fork()
+    if other == 0:
+        os._exit(0)  # closes its copy
+    os.waitpid(other, 0)
+    stays(agent, share, None)
+    os.write(fd, data[-100:])
+    os.close(fd)
+    published(agent, 1)
+    mode = os.stat(os.path.join(folder, "model.safetensors")).st_mode & 0o777
+    assert mode == 0o644 and Path(folder, "model.safetensors").read_bytes() == data
+    os.chmod(os.path.join(folder, "model.safetensors"), 0o600)
+    os.utime(folder)
+    Path(folder, "tokenizer.json").write_text("{}")
+    stays(agent, share, 1)
+
+
+def operate(r, root, folders, step):
+    "one random operation; what came of it, the errno where it failed"
+    def name():
+        return os.path.join(root, r.choice(folders), r.choice("abc"))
+
+    kind, a, b, n = r.randrange(13), name(), name(), r.randrange(70000)
+    data = random.Random(step).randbytes(r.randrange(1, 50000))
+    try:
+        if kind == 0:
+            os.close(os.open(a, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        elif kind in (1, 2, 3):
+            fd = os.open(a, r.choice([os.O_WRONLY | os.O_CREAT, os.O_RDWR, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, os.O_WRONLY | os.O_APPEND]), 0o644)
+            out = os.pwrite(fd, data, n) if r.random() < 0.5 else os.write(fd, data)
+            size = os.fstat(fd).st_size
+            if r.random() < 0.3:
+                os.fsync(fd)
+            os.close(fd)
+            return out, size
+        elif kind == 4:
+            os.truncate(a, n)
+        elif kind == 5:
+            os.rename(a, b)
+        elif kind == 6:
+            os.unlink(a)
+        elif kind == 7:
+            return shutil.copy2(a, b) and 0
+        elif kind == 8:
+            with open(a, "r+b") as f:
+                os.rename(a, b)
+                f.write(data)
+                f.truncate(n)
+        elif kind == 9:
+            with open(a, "r+b") as f:
+                os.unlink(a)
+                f.write(data)
+                f.seek(0)
+                return f.read() == data + b"" or len(data)
+        elif kind == 10:
+            os.mkdir(os.path.join(root, r.choice(folders)))
+        elif kind == 11:
+            with open(a, "rb") as f, mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) as m:
+                return hashlib.sha256(m[:]).hexdigest()
+        else:
+            os.utime(a, (1000, step))
+            return os.stat(a).st_mtime
+    except OSError as e:
+        return e.errno
+    except (shutil.SameFileError, ValueError) as e:
+        return type(e).__name__
+    return 0
+
+
+def test_operations():
+    "random operations give what they give on a plain folder: in what passes through, and in folders of versions"
+    agent, here, plain = Agent(), unique("mounted"), unique("plain")
+    share = Share(agent, here)
+    folders = ["step_1", "step_2", "other"]
+    os.mkdir(plain)
+    for root in here, plain:
+        for folder in folders:
+            os.mkdir(os.path.join(root, folder))
+    for seed in range(4):
+        for step in range(400):
+            which = seed * 1000 + step
+            mine, theirs = (operate(random.Random(which), root, folders[:2] if seed % 2 else folders[2:], which) for root in (here, plain))
+            assert mine == theirs, (which, mine, theirs)
+    for folder in folders:
+        assert sorted(os.listdir(os.path.join(here, folder))) == sorted(os.listdir(os.path.join(plain, folder)))
+        for name in os.listdir(os.path.join(plain, folder)):
+            assert Path(here, folder, name).read_bytes() == Path(plain, folder, name).read_bytes(), (folder, name)
+    for root in here, plain:
+        for folder in folders:
+            shutil.rmtree(os.path.join(root, folder))
+            shutil.rmtree(os.path.join(root, folder), ignore_errors=True)
+        assert os.listdir(root) == []
+    assert share.alive()
+
+
+def test_killed_at_any_step():
+    "share is killed, or unmounted, while it looks at a folder, publishes it, or has: the version is there whole, or not at all"
+    agent, root, mount = Agent(), unique("out"), None
+    share, mount = Share(agent, root), Mount(agent.url)
+    source = {"a": ("F32", [1 << 20]), "b": ("BF16", [1 << 20])}
+    last = None
+    for version, delay in enumerate((0, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.2), 1):
+        os.mkdir(folder := os.path.join(root, f"step_{version}"))
+        original = checkpoint(source, seed=version)
+        save(original, folder, "model.safetensors")
+        time.sleep(delay)
+        if version % 2:
+            share.kill()
+        else:
+            share.end()
+        time.sleep(0.3)
+        share = Share(agent, root)
+        assert os.listdir(root) == []
+        assert newest(agent) in (last, version)
+        if newest(agent) == version:
+            last = version
+            mount.wait_version("actor", version)
+            mount.write(f"pull {version}", "actor/ctl")
+            assert tensors_of(mount.file("actor", version, "model.safetensors")) == tensors_of(os.path.join(original, "model.safetensors"))
+
+
+def test_bad_one():
+    "what is whole and cannot be published keeps nothing that follows it from being published; mended, it comes too late"
+    agent, root = Agent(), unique("out")
+    share = Share(agent, root)
+    shutil.copytree(checkpoint(TENSORS, seed=1), os.path.join(root, "step_1"))
+    published(agent, 1)
+    os.mkdir(bad := os.path.join(root, "step_2"))
+    Path(bad, "adapter_config.json").write_text("{}")
+    save(checkpoint(TENSORS, files={"adapter_model.safetensors": list(TENSORS)}), bad, "adapter_model.safetensors")
+    wait_for(lambda: "adapter_config.json" in share.text(), "a refusal")
+    shutil.copytree(checkpoint(TENSORS, seed=3), os.path.join(root, "step_3"))
+    published(agent, 3)
+    os.unlink(os.path.join(bad, "adapter_config.json"))
+    os.rename(os.path.join(bad, "adapter_model.safetensors"), os.path.join(bad, "model.safetensors"))
+    wait_for(lambda: "version 2 does not follow version 3" in share.text(), "a late one")
+    assert newest(agent) == 3
+
+
+def test_others():
+    "a second one is refused; other accounts read what safetensors made for its owner alone, write what modes let them, and own it"
+    if os.geteuid():
+        pytest.skip("not root")
+    agent, root = Agent(), unique("out")
+    share = Share(agent, root)
+    second = wsync("share", "--agent", f"unix:{agent.sock}", "-m", "actor", "-p", "step_{N}", root, check=False)
+    assert second.returncode == 1 and root in second.stderr, second.stderr
+    os.mkdir(os.path.join(root, "step_1"))
+    save(checkpoint(TENSORS, seed=1), os.path.join(root, "step_1"), "model.safetensors")
+    os.mkdir(os.path.join(root, "open"))
+    os.chmod(os.path.join(root, "open"), 0o777)
+    Path(root, "secret").touch(0o600)
+    here = os.getcwd()
+    os.chdir(root)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            open("step_1/model.safetensors", "rb").read()
+            open("open/mine", "w").write("x")
+            code = 2 if os.access("secret", os.R_OK) or os.access("step_1", os.W_OK) or os.access(".", os.W_OK) else 0
+        finally:
+            os._exit(code)
+    os.chdir(here)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert os.stat(os.path.join(root, "open/mine")).st_uid == 65534
+    assert share.alive()
+
+
+def test_ends():
+    "it ends when it is unmounted, also lazily with a file open, and what passed through is below"
+    agent, root = Agent(), unique("out")
+    for lazy in (), ("--lazy",):
+        share = Share(agent, root)
+        Path(root, "log").write_text("x")
+        os.makedirs(os.path.join(root, "step_1"), exist_ok=True)
+        with open(os.path.join(root, "step_1", "model.safetensors"), "wb") if lazy else contextlib.nullcontext() as f:
+            if f:
+                f.write(b"x")
+            wsync("umount", *lazy, root)
+            assert os.listdir(root) == ["log"]
+            if f:
+                f.write(b"y" * 100000)
+        wait_for(lambda: not share.alive(), "its end")
+        assert share.process.returncode == 0, share.text()
+
+
+def test_usage():
+    "what it cannot do is refused"
+    for pattern, marker, word in ("step_{n}", "STABLE", "pattern"), ("step_{N}", "../x", "--marker"):
+        r = wsync("share", "-m", "actor", "--pattern", pattern, "--marker", marker, unique("none"), check=False)
+        assert r.returncode == 2 and word in r.stderr, r.stderr
+    r = wsync("share", "-m", "actor", "--pattern", "step_{N}", unique("none"), check=False)
+    assert r.returncode == 1 and "No such file" in r.stderr, r.stderr

@@ -1,0 +1,242 @@
+/* When a folder that a framework writes is whole: what each writes, in its order. */
+#include "tests/fixtures/private_folder.h"
+#include "transports/format/commit_rule.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define LENGTH(a) (sizeof(a) / sizeof((a)[0]))
+#define INDEX     "model.safetensors.index.json"
+#define INDEX_OF_TWO                                                                                         \
+    "{\"weight_map\":{\"a\":\"model-00001-of-00002.safetensors\",\"b\":\"model-00002-of-00002."              \
+    "safetensors\"}}"
+
+static struct ws_error err;
+static char dir[64];
+
+static int setup(void **state)
+{
+    (void)state;
+    return private_folder(dir, sizeof(dir), "folder") ? 0 : -1;
+}
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st, (void)type, (void)ftw;
+    return remove(path);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    return nftw(dir, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+static void put(const char *name, const void *bytes, size_t n)
+{
+    char path[512];
+    FILE *f;
+
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void put_text(const char *name, const char *text)
+{
+    put(name, text, strlen(text));
+}
+
+/* A weights file that holds these tensors (one letter each), U8 of two bytes. */
+static void put_weights(const char *name, const char *tensors)
+{
+    struct ws_tensor specs[16];
+    char names[16][2] = {0};
+    struct ws_safetensors *st = NULL;
+    size_t n = strlen(tensors);
+    void *header = NULL;
+    char *file;
+
+    assert_true(n <= LENGTH(specs));
+    for (size_t i = 0; i < n; i++) {
+        names[i][0] = tensors[i];
+        specs[i] = (struct ws_tensor){.name = names[i], .dtype = WS_U8, .n_dims = 1, .shape = {2}};
+    }
+    assert_int_equal(ws_safetensors_layout(specs, n, NULL, &st, &header, &err), 0);
+    file = calloc(1, st->file_bytes);
+    assert_non_null(file);
+    memcpy(file, header, st->data_begin);
+    put(name, file, st->file_bytes);
+    free(file);
+    free(header);
+    ws_safetensors_free(st);
+}
+
+static void remove_file(const char *name)
+{
+    char path[512];
+
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    assert_int_equal(unlink(path), 0);
+}
+
+static void move(const char *from, const char *to)
+{
+    char a[512], b[512];
+
+    snprintf(a, sizeof(a), "%s/%s", dir, from);
+    snprintf(b, sizeof(b), "%s/%s", dir, to);
+    assert_int_equal(rename(a, b), 0);
+}
+
+static void expect_whole(const char *marker)
+{
+    struct ws_folder *f = NULL;
+
+    if (ws_commit_rule_read(dir, marker, &f, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_non_null(f);
+    ws_folder_free(f);
+}
+
+static void expect_partial(const char *marker, const char *reason)
+{
+    struct ws_folder *f = NULL;
+    int rc = ws_commit_rule_read(dir, marker, &f, &err);
+
+    assert_null(f);
+    if (rc != -EAGAIN || err.code != EAGAIN || !strstr(err.text, reason))
+        fail_msg("%d \"%s\", expected \"%s\"", rc, err.text, reason);
+}
+
+/* PRIME-RL: each rank renames its own, then the index, then the marker. */
+static void test_marker(void **state)
+{
+    (void)state;
+    expect_partial("STABLE", "STABLE is missing");
+    put_weights("tmp-rank0.safetensors", "a");
+    put_weights("tmp-rank1.safetensors", "b");
+    move("tmp-rank0.safetensors", "model-00001-of-00002.safetensors");
+    expect_partial("STABLE", "STABLE is missing");
+    move("tmp-rank1.safetensors", "model-00002-of-00002.safetensors");
+    put_text(INDEX, INDEX_OF_TWO);
+    expect_partial("STABLE", "STABLE is missing");
+    put_text("STABLE", "");
+    expect_whole("STABLE");
+    put_weights("tmp-rank0.safetensors", "a"); /* it is written again after a resume */
+    expect_partial("STABLE", "tmp-rank0.safetensors");
+    remove_file("tmp-rank0.safetensors");
+    remove_file("model-00002-of-00002.safetensors");
+    expect_partial("STABLE", "model-00002-of-00002.safetensors");
+}
+
+/* slime: the index before the other ranks have renamed. */
+static void test_early_index(void **state)
+{
+    (void)state;
+    put_weights("model-00001.safetensors", "a");
+    put_weights("model-00002.safetensors", "b");
+    put_text("config.json", "{}");
+    expect_partial(NULL, INDEX);
+    move("model-00001.safetensors", "model-00001-of-00002.safetensors");
+    put_text(INDEX, INDEX_OF_TWO);
+    expect_partial(NULL, "model-00002-of-00002.safetensors");
+    move("model-00002.safetensors", "model-00002-of-00002.safetensors");
+    expect_whole(NULL);
+}
+
+/* An index that json.dump has written half. */
+static void test_half_index(void **state)
+{
+    (void)state;
+    put_weights("model-00001-of-00002.safetensors", "a");
+    put_weights("model-00002-of-00002.safetensors", "b");
+    for (size_t n = 0; n < strlen(INDEX_OF_TWO); n++) {
+        put(INDEX, INDEX_OF_TWO, n);
+        expect_partial(NULL, INDEX);
+    }
+    put_text(INDEX, INDEX_OF_TWO);
+    expect_whole(NULL);
+}
+
+/* safetensors 0.4 writes in place, 0.8 to a temporary name. */
+static void test_one_file(void **state)
+{
+    char path[512];
+    struct stat stat_;
+
+    (void)state;
+    put_weights("model.safetensors", "ab");
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    assert_int_equal(stat(path, &stat_), 0);
+    expect_whole(NULL);
+    for (off_t n = 0; n < stat_.st_size; n++) {
+        assert_int_equal(truncate(path, n), 0);
+        expect_partial(NULL, "model.safetensors");
+    }
+    put_weights("model.safetensors", "ab");
+    put_text(".tmpa8X0qZ", "");
+    expect_partial(NULL, ".tmpa8X0qZ");
+    move(".tmpa8X0qZ", ".config.json.77.tmp");
+    expect_partial(NULL, ".config.json.77.tmp");
+    remove_file(".config.json.77.tmp");
+    expect_whole(NULL);
+}
+
+static void test_adapter(void **state)
+{
+    (void)state;
+    put_weights("adapter_model.safetensors", "a");
+    expect_partial(NULL, "adapter_config.json");
+    put_text("adapter_config.json", "{}");
+    expect_whole(NULL);
+    remove_file("adapter_model.safetensors");
+    expect_partial(NULL, "adapter_model.safetensors");
+}
+
+/* No file, but a name. */
+static void test_no_marker(void **state)
+{
+    char path[512];
+    struct ws_folder *f = NULL;
+
+    (void)state;
+    put_weights("model.safetensors", "a");
+    snprintf(path, sizeof(path), "%s/STABLE", dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    expect_partial("STABLE", "STABLE is missing");
+    assert_int_equal(rmdir(path), 0);
+    assert_int_equal(symlink("model.safetensors", path), 0);
+    expect_partial("STABLE", "STABLE is missing");
+    assert_int_equal(ws_commit_rule_read(dir, "../STABLE", &f, &err), -EINVAL);
+    assert_int_equal(ws_commit_rule_read(dir, "", &f, &err), -EINVAL);
+    assert_int_equal(ws_commit_rule_read(dir, ".tmp", &f, &err), -EINVAL);
+    snprintf(path, sizeof(path), "%s/none", dir);
+    assert_int_equal(ws_commit_rule_read(path, NULL, &f, &err), -EAGAIN);
+    assert_null(f);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(test_marker),   CASE(test_early_index), CASE(test_half_index),
+        CASE(test_one_file), CASE(test_adapter),     CASE(test_no_marker),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
