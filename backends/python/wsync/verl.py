@@ -61,6 +61,12 @@ class Engine(CheckpointEngine):
         """After each step. The mount stays for the next one."""
         self._told = None
 
+    def close(self) -> None:
+        """At the process's exit that happens by itself."""
+        self._receiver.close()
+        if self._sender is not None:
+            self._sender.close()
+
 
 def _exhaust(weights: Any) -> None:
     for _ in weights:
