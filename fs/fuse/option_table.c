@@ -79,6 +79,19 @@ static int set_delta_cache(struct ws_mount_options *o, const char *value)
     return rc < 0 && strcmp(value, "0") == 0 ? 0 : rc;
 }
 
+static int set_provisional(struct ws_mount_options *o, const char *value)
+{
+    static const char *const words[] = {
+        [WS_PROVISIONAL_AUTO] = "auto", [WS_PROVISIONAL_ON] = "on", [WS_PROVISIONAL_OFF] = "off"};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        if (strcmp(value, words[i]) == 0) {
+            o->store.provisional = (enum ws_provisional)i;
+            return 0;
+        }
+    }
+    return -EINVAL;
+}
+
 static int set_copies(struct ws_mount_options *o, const char *value)
 {
     for (enum ws_copies c = WS_COPIES_TWO; c <= WS_COPIES_AUTO; c++) {
@@ -409,6 +422,11 @@ static const struct ws_mount_option table[] = {
      "for "
      "three at 5 % changed, an eighth of the model, and at least 1G; "
      "0: every version is pulled whole"},
+    {"provisional", "auto|on|off", set_provisional,
+     "patch a copy of a version while the trainer still writes the next one, as its ranks give what they "
+     "changed; "
+     "auto (the default): where the trainer is another machine; off: fetch nothing before a version is "
+     "announced"},
     {"copies", "1|2|auto", set_copies,
      "2 (the default): a new version comes beside the one before; 1: memory holds one version of a model, "
      "which is "

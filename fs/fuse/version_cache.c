@@ -1,34 +1,12 @@
 #include "fs/fuse/version_cache.h"
+#include "fs/fuse/backing.h"
 #include "fs/fuse/invalidate.h"
 #include "transports/base/log.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
-
-/* linux/fuse.h of Linux 6.9, which older systems' headers lack. */
-struct backing_map {
-    int32_t fd;
-    uint32_t flags;
-    uint64_t padding;
-};
-#define BACKING_OPEN  _IOW(229, 1, struct backing_map)
-#define BACKING_CLOSE _IOW(229, 2, uint32_t)
-
-static int backing_open(struct ws_fs *fs, int fd)
-{
-    struct backing_map map = {.fd = fd};
-    int id = ioctl(fuse_session_fd(fs->session), BACKING_OPEN, &map);
-    return id > 0 ? id : id == 0 ? -EIO : -errno;
-}
-
-static void backing_close(struct ws_fs *fs, int id)
-{
-    uint32_t n = (uint32_t)id;
-    (void)ioctl(fuse_session_fd(fs->session), BACKING_CLOSE, &n);
-}
 
 int ws_version_cache_probe(struct ws_fs *fs)
 {
@@ -39,10 +17,10 @@ int ws_version_cache_probe(struct ws_fs *fs)
         return rc;
     rc = ws_region_open(r, WS_REGION_READ, &fd, &err);
     if (rc == 0) {
-        rc = backing_open(fs, fd);
+        rc = ws_backing_open(fs->session, fd);
         close(fd);
         if (rc > 0) {
-            backing_close(fs, rc);
+            ws_backing_close(fs->session, rc);
             rc = 0;
         }
     }
@@ -98,7 +76,7 @@ static void free_cache(struct ws_fs *fs, struct ws_version_cache *vc)
     for (size_t i = 0; i < vc->n_files; i++) {
         char name[64];
         if (vc->backing[i] > 0)
-            backing_close(fs, vc->backing[i]);
+            ws_backing_close(fs->session, vc->backing[i]);
         link_name(name, vc->id, i);
         if (vc->linked[i])
             (void)unlinkat(ws_region_tmpfs(), name, 0);
@@ -116,7 +94,7 @@ void ws_version_cache_close(struct ws_fs *fs, struct ws_version *v)
     struct ws_version_cache *vc = find(fs, ws_version_serial(v));
     for (size_t i = 0; vc && i < vc->n_files; i++) {
         if (vc->backing[i] > 0)
-            backing_close(fs, vc->backing[i]);
+            ws_backing_close(fs->session, vc->backing[i]);
         vc->backing[i] = 0;
     }
     pthread_mutex_unlock(&fs->lock);
@@ -169,7 +147,7 @@ int ws_version_cache_backing(struct ws_fs *fs, struct ws_version *v, size_t file
     if (id == 0) {
         bool ours = ws_region_kind(region) != WS_REGION_IMPORTED;
         int rc = ours ? ws_region_open(region, WS_REGION_READ, &fd, &err) : 0;
-        id = rc < 0 ? rc : backing_open(fs, ours ? fd : ws_region_fd(region));
+        id = rc < 0 ? rc : ws_backing_open(fs->session, ours ? fd : ws_region_fd(region));
         if (id > 0)
             vc->backing[file] = id;
     }

@@ -4,6 +4,7 @@
 #include "fs/pull/delta_apply.h"
 #include "fs/pull/delta_bases.h"
 #include "fs/pull/signatures.h"
+#include "fs/pull/spare.h"
 #include "fs/pull/transfer.h"
 #include "fs/pull/undo.h"
 #include "fs/store/cache_budget.h"
@@ -205,6 +206,7 @@ int ws_fill_run(struct ws_source_select *sel, const atomic_int *priority, char h
     int rc = ws_copy_turn_ask(sel, priority, &one_copy, err);
 
     bool was_here = rc == 0 && adopt(v);
+    const bool by_spare = rc == 0 && !was_here && ws_spare_take(sel);
     if (rc == 0)
         rc = choose_way(sel, priority, &apply, why, err);
     if (rc == 0 && !apply)
@@ -224,7 +226,8 @@ int ws_fill_run(struct ws_source_select *sel, const atomic_int *priority, char h
     ws_delta_apply_free(apply);
     if (rc == 0 && !ws_version_has_wanted(v))
         rc = ws_signatures_get_tree(sel, err);
-    if (rc == 0 && !by_delta && !ws_part_view(v) && !atomic_load(&v->wanted) && !ws_undo_is_needed(v))
+    if (rc == 0 && !by_delta && !by_spare && !ws_part_view(v) && !atomic_load(&v->wanted) &&
+        !ws_undo_is_needed(v))
         ws_pull_broadcast(sel, priority, broadcast);
     by_broadcast = atomic_load(&v->moved_bytes) - before;
     if (rc == 0)
@@ -238,6 +241,12 @@ int ws_fill_run(struct ws_source_select *sel, const atomic_int *priority, char h
                  moved, total, transport[0] ? ", the rest whole" : "");
     } else {
         describe_full(how, broadcast, transport, atomic_load(&v->moved_bytes) - before - by_broadcast, why);
+    }
+    if (by_spare) {
+        ws_number_size_text(atomic_load(&v->moved_bytes), moved);
+        ws_number_size_text(ws_version_wanted_bytes(v), total);
+        snprintf(how, WS_HOW_CHARS, "patched while it was written: %s instead of %s%s", moved, total,
+                 transport[0] ? ", the rest whole" : "");
     }
     if (was_here && !transport[0])
         snprintf(how, WS_HOW_CHARS, "was there");

@@ -18,6 +18,7 @@
 #include "fs/pull/metadata.h"
 #include "fs/pull/outcome.h"
 #include "fs/pull/parent_watch.h"
+#include "fs/pull/spare.h"
 #include "fs/pull/why_not.h"
 #include "fs/store/content.h"
 #include "fs/store/derived.h"
@@ -504,4 +505,6 @@ const struct ws_puller ws_puller = {
     .check_silence = check_silence,
     .watch_parents = watch_parents,
     .describe = describe,
+    .coming = ws_spare_offer,
+    .give_back = ws_spare_give_back,
 };

@@ -178,6 +178,27 @@ bool ws_cache_budget_fits_beside(const struct ws_cache_budget *budget, struct ws
     return stays + bytes <= budget->limit;
 }
 
+/* What was taken for versions that are not announced yet gives way to those that are. With s->lock. */
+static bool comes_back(struct ws_store *s)
+{
+    bool any = false;
+
+    for (struct ws_model *m = s->models; s->puller->give_back && m; m = m->next)
+        any = s->puller->give_back(m) || any;
+    return any;
+}
+
+/* For a step; false: it has waited long enough. With s->lock, which it leaves meanwhile. */
+static bool wait_step(struct ws_store *s, uint64_t *give_up_ns)
+{
+    if (*give_up_ns == 0)
+        *give_up_ns = ws_clock_ns() + RELEASE_WAIT_MS * WS_MS_NS;
+    if (ws_clock_ns() >= *give_up_ns)
+        return false;
+    (void)ws_cond_wait_until(&s->changed, &s->lock, ws_clock_ns() + STEP_MS * WS_MS_NS);
+    return true;
+}
+
 /* 0: the bytes were claimed; 1: try again; -ENOSPC. With s->lock. */
 static int try_claim(struct ws_version *v, uint64_t bytes, uint64_t *claimed,
                      const struct ws_cache_budget *budget, uint64_t *give_up_ns, struct ws_store_events *ev,
@@ -186,7 +207,6 @@ static int try_claim(struct ws_version *v, uint64_t bytes, uint64_t *claimed,
     struct ws_store *s = v->store;
     const uint64_t limit = budget->limit;
     bool wait_helps = s->used_bytes - s->waiting_bytes + bytes <= limit;
-    const uint64_t until = ws_clock_ns() + STEP_MS * WS_MS_NS;
     struct ws_version *victim;
 
     if (in_use(s) + bytes <= limit) {
@@ -194,15 +214,13 @@ static int try_claim(struct ws_version *v, uint64_t bytes, uint64_t *claimed,
         *claimed += bytes;
         return 0;
     }
-    if (wait_helps && (*give_up_ns == 0 || ws_clock_ns() < *give_up_ns)) {
-        if (*give_up_ns == 0)
-            *give_up_ns = ws_clock_ns() + RELEASE_WAIT_MS * WS_MS_NS;
-        (void)ws_cond_wait_until(&s->changed, &s->lock, until);
+    if (wait_helps && wait_step(s, give_up_ns))
         return 1;
-    }
     victim = bytes <= limit ? find_victim(s, v) : NULL;
     if (!victim)
-        return cache_is_full(v, bytes, limit, err);
+        return bytes <= limit && comes_back(s) && wait_step(s, give_up_ns)
+                   ? 1
+                   : cache_is_full(v, bytes, limit, err);
     ws_version_retire(victim, ev);
     *give_up_ns = 0;
     return 1;

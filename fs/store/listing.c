@@ -11,8 +11,10 @@
 #include "fs/store/version.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
+#include "transports/base/machine.h"
 #include "transports/base/name.h"
 #include "transports/base/number.h"
+#include "transports/base/text.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -294,6 +296,34 @@ static void apply_part(struct ws_poller *p, const json_t *json, struct ws_store_
     apply_versions(p, part, json_object_get(json, "versions"), ev);
 }
 
+static bool read_id(const json_t *json, const char *number, const char *run, struct ws_version_id *out)
+{
+    const char *lineage = json_string_value(json_object_get(json, run));
+    uint64_t version;
+
+    if (ws_number_read(json_object_get(json, number), &version) < 0 || !lineage ||
+        !ws_lineage_is_safe(lineage))
+        return false;
+    *out = ws_version_id_make(version, lineage);
+    return true;
+}
+
+/* What is malformed is no reason to refuse the listing: the version comes as ever. */
+static void apply_coming(struct ws_poller *p, struct ws_model *m, const json_t *json)
+{
+    struct ws_delta_link l = {.target_digest = WS_PROVISIONAL_DIGEST};
+    const char *digest = json_string_value(json_object_get(json, "base_digest"));
+    uint64_t n_blocks, machine = 0;
+
+    if (!m->store->puller->coming || !digest || strlen(digest) != sizeof(l.base_digest) - 1 ||
+        !read_id(json, "version", "run", &l.target) || !read_id(json, "base", "base_run", &l.base) ||
+        ws_number_read(json_object_get(json, "blocks"), &n_blocks) < 0)
+        return;
+    memcpy(l.base_digest, digest, sizeof(l.base_digest));
+    const bool tells = ws_text_hash(json_string_value(json_object_get(json, "machine")), &machine) == 0;
+    m->store->puller->coming(p, m, &l, n_blocks, tells && machine && machine == ws_machine_hash());
+}
+
 static void apply_model(struct ws_poller *p, const json_t *json, struct ws_store_events *ev)
 {
     struct ws_store *s = p->store;
@@ -326,6 +356,7 @@ static void apply_model(struct ws_poller *p, const json_t *json, struct ws_store
         ws_store_events_add(ev, WS_MODEL_LISTED, m, NULL);
     m->reported[p->index] = true;
     apply_desired(p, m, json, ev);
+    apply_coming(p, m, json_object_get(json, "coming"));
 }
 
 static void apply_models(struct ws_poller *p, const json_t *models, struct ws_store_events *ev)

@@ -4,6 +4,8 @@
 #define WS_FS_STORE_PULLER_H
 #include "fs/store/store.h"
 
+struct ws_poller;
+struct ws_delta_link;
 struct ws_pull; /* the puller's own: a version that is being pulled */
 
 /* How much of a version is wanted. A look at a folder needs the manifest, a look at tensors/ the
@@ -28,6 +30,13 @@ struct ws_puller {
     uint64_t (*watch_parents)(struct ws_pull *p, uint64_t now_ns);
     /* Which source has not answered, or why the last one failed: words after "nothing came: ". */
     void (*describe)(struct ws_pull *p, char out[WS_ERROR_TEXT / 2]);
+    /* A source lists that the model's next version is on its way, from that base (transports/delta/delta.h, a provisional one), and is
+     * written on this machine. NULL: nothing comes before a version is announced. */
+    void (*coming)(struct ws_poller *p, struct ws_model *m, const struct ws_delta_link *link,
+                   uint64_t n_blocks, bool is_here);
+    /* Room is wanted. Does memory of the model come back soon that was taken for such a version? With store->lock; NULL: none
+     * was. */
+    bool (*give_back)(struct ws_model *m);
 };
 
 #endif

@@ -172,6 +172,7 @@ struct ws_model {
         shown; /* made here for programs that ask (pull/shown_delta.h); delta_cache.h bounds them, too */
     struct ws_delta_set way_back; /* made here (way_back.h) */
     uint64_t way_back_bytes;      /* of the cache, for those */
+    struct ws_spare *spare;       /* the puller's: of the version that is on its way; NULL: none */
     struct ws_version_id
         directed; /* to which the one copy goes (one_copy.h); lineage empty: the current one */
     /* node_parts.c */

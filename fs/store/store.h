@@ -36,6 +36,8 @@ const char *ws_version_state_name(enum ws_version_state s); /* "known" */
 
 /* How many versions of a model memory holds: as many as are kept, where a new one comes beside them; one, which is
  * patched from version to version (one_copy.h); or one where two do not fit into the cache. */
+/* Is a version fetched while the trainer writes it? Auto: unless that is this machine, whose processors it would take. */
+enum ws_provisional { WS_PROVISIONAL_AUTO, WS_PROVISIONAL_ON, WS_PROVISIONAL_OFF };
 enum ws_copies { WS_COPIES_TWO, WS_COPIES_ONE, WS_COPIES_AUTO };
 const char *ws_copies_name(enum ws_copies copies); /* "2", "1", "auto" */
 
@@ -58,8 +60,9 @@ struct ws_store_options {
     const struct ws_trust *trust; /* versions must be signed by one of these keys; NULL: need not; copied */
     bool serves;                  /* other mounts can pull from this one */
     bool ucx;                     /* bytes of files come by UCX from http sources that offer it */
-    bool own_memory;              /* copy, never map the source's memory (link mode) */
-    bool verify_imported;         /* hash mapped memory before the version is READY */
+    enum ws_provisional provisional;
+    bool own_memory;                           /* copy, never map the source's memory (link mode) */
+    bool verify_imported;                      /* hash mapped memory before the version is READY */
     struct ws_transport_prefs transport_prefs; /* of models that have none of their own */
     unsigned device;                           /* of this mount, in a broadcast */
     struct ws_speeds speeds;                   /* for the cost model; all 0: as measured */

@@ -14,6 +14,7 @@
  *   fill VERSION      "filled VERSION"; what the tensors hold from here on
  *   offload VERSION   fills, offloads: "offloaded VERSION", or "error NUMBER SENTENCE"
  *   die AT VERSION    the same, and kills itself with SIGKILL when AT of 1000 bytes are copied
+ *   stop AT VERSION   the same, but stops itself with SIGSTOP, once
  *   fork VERSION      as offload, and forks in the middle a child that lives as long as the rank
  *   wait VERSION      "published VERSION" or "error NUMBER SENTENCE"
  *   run -             "run NAME"
@@ -48,6 +49,7 @@ static struct {
     struct part parts[MAX_PARAMS];
     size_t n;
     uint64_t dies_at; /* of 1000; over 1000: never */
+    int dies_by;      /* that signal */
     int forks;        /* in the middle of the next offload */
     uint64_t salt;    /* distinguishes the same numbers of several lineages and models */
 } rank = {.dies_at = 1001};
@@ -76,7 +78,9 @@ static void progress(void *arg, uint64_t done_bytes, uint64_t total_bytes)
 {
     (void)arg;
     if (rank.dies_at <= 1000 && done_bytes * 1000 >= rank.dies_at * total_bytes)
-        raise(SIGKILL);
+        raise(rank.dies_by);
+    if (rank.dies_by == SIGSTOP && done_bytes * 1000 >= rank.dies_at * total_bytes)
+        rank.dies_at = 1001;
     if (rank.forks && fork() == 0) {
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
         for (;;)
@@ -133,7 +137,8 @@ static void obey(char *line)
 {
     char *save = NULL;
     const char *word = strtok_r(line, " \n", &save), *value_text = strtok_r(NULL, " \n", &save);
-    if (word && strcmp(word, "die") == 0 && value_text) {
+    if (word && (strcmp(word, "die") == 0 || strcmp(word, "stop") == 0) && value_text) {
+        rank.dies_by = strcmp(word, "die") == 0 ? SIGKILL : SIGSTOP;
         rank.dies_at = strtoull(value_text, NULL, 10);
         value_text = strtok_r(NULL, " \n", &save);
     }
@@ -143,7 +148,8 @@ static void obey(char *line)
     } else if (strcmp(word, "fill") == 0) {
         fill(version);
         answer(0, "filled", version);
-    } else if (strcmp(word, "offload") == 0 || strcmp(word, "die") == 0 || strcmp(word, "fork") == 0) {
+    } else if (strcmp(word, "offload") == 0 || strcmp(word, "die") == 0 || strcmp(word, "stop") == 0 ||
+               strcmp(word, "fork") == 0) {
         fill(version);
         rank.forks = strcmp(word, "fork") == 0;
         answer(wsync_offload(rank.publisher, rank.params, rank.n, version), "offloaded", version);

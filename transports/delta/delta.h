@@ -16,6 +16,8 @@ struct ws_delta_link {
     struct ws_version_id base, target;
     char base_digest[33], target_digest[33];
 };
+/* The target's of one that is not complete yet, whose delta comes while it is written (wsync-delta(5), "Provisional"). */
+#define WS_PROVISIONAL_DIGEST "00000000000000000000000000000000"
 /* That leads from one version to the other, by what their manifests say of them. */
 struct ws_delta_link ws_delta_link_between(const struct ws_manifest *base, const struct ws_manifest *target);
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define ROUND_BLOCKS 64 /* between two reports of progress */
+#define BATCH_BLOCKS 8  /* between two calls of some_done */
 
 static int no_memory(struct ws_error *err)
 {
@@ -283,7 +284,10 @@ static int collect(const struct ws_copy_plan *p)
 /* All sources are on the host. */
 static void run_here(struct ws_copy_plan *p, struct ws_workers *workers)
 {
-    size_t step = p->run->progress ? ROUND_BLOCKS * ws_workers_count(workers) : p->jobs.len;
+    const unsigned n_workers = ws_workers_count(workers);
+    const size_t step = p->run->some_done  ? BATCH_BLOCKS * n_workers
+                        : p->run->progress ? ROUND_BLOCKS * n_workers
+                                           : p->jobs.len;
     for (size_t i = 0; i < p->spans.len; i++)
         p->spans.ptr[i].way = WS_COPY_HOST;
     for (size_t at = 0, n; at < p->jobs.len; at += n) {
@@ -291,6 +295,8 @@ static void run_here(struct ws_copy_plan *p, struct ws_workers *workers)
         for (size_t i = at; i < at + n; i++)
             p->jobs.ptr[i].has_placed = false;
         ws_copy_plan_run_jobs(p, at, n, workers);
+        if (p->run->some_done)
+            p->run->some_done(p->run->some_done_arg);
     }
 }
 

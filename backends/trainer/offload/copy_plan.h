@@ -53,6 +53,7 @@ struct ws_copy_plan_compare {
     const unsigned char *const *base; /* by file: its memory in that version; NULL: it is not compared */
     struct ws_element_widths *const *widths; /* by file; NULL: it is not compared */
     const size_t *first_block;               /* by file: the number of its first block */
+    uint64_t *hashes;                        /* by block: of what was written, where the history has it */
     struct ws_line_map *lines;               /* begun */
     struct ws_history *history;              /* begun */
     const uint64_t *base_hashes;             /* by block: of its bytes in that version, where base_hashed */
@@ -81,6 +82,9 @@ struct ws_copy_plan_run {
     struct ws_block_hashes *hashes;       /* of blocks that were filled whole, appended */
     void (*progress)(void *arg, uint64_t done, uint64_t total); /* on the calling thread; may be NULL */
     void *progress_arg;
+    void (*some_done)(
+        void *arg); /* on the calling thread, now and then and at the end, while no other runs; may be NULL */
+    void *some_done_arg;
 };
 struct ws_copy_plan;
 

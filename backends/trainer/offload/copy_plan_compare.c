@@ -114,6 +114,7 @@ bool ws_copy_plan_compare_end(const struct ws_copy_plan *p, const struct ws_copy
     atomic_fetch_add_explicit(&a->changed, n_changed, memory_order_relaxed);
     atomic_fetch_add_explicit(&a->bytes, len, memory_order_relaxed);
     ws_line_map_record(a->lines, i);
+    a->hashes[i] = j->hash;
     if (rc == 0)
         ws_history_record(a->history, i, record, a->base_hashes[i]);
     if (i % a->check_every != a->check % a->check_every || ws_hash(place_of(p, j), len) == j->hash)

@@ -17,7 +17,7 @@
 struct change {
     struct ws_delta_record *record;
     uint64_t base_hash;
-    bool known;
+    bool known, exported;
 };
 
 struct set {
@@ -83,7 +83,7 @@ void ws_history_record(struct ws_history *r, size_t i, struct ws_delta_record *r
     struct set *s = begun(r);
     assert(i < r->n_blocks && (!s || !s->blocks[i].known));
     if (s)
-        s->blocks[i] = (struct change){record, base_hash, true};
+        s->blocks[i] = (struct change){record, base_hash, true, false};
     else
         free(record);
 }
@@ -161,7 +161,20 @@ static int export_one(const struct change *b, int fd, uint64_t *offset, json_t *
     return rc;
 }
 
-int ws_history_export(const struct ws_history *r, json_t **list, int *fd, struct ws_error *err)
+bool ws_history_is_new(const struct ws_history *r, size_t i)
+{
+    const struct set *s = begun(r);
+    return s && s->blocks[i].known && !s->blocks[i].exported;
+}
+
+static void end_export(const struct ws_history *r)
+{
+    struct set *s = begun(r);
+    for (size_t i = 0; s && i < r->n_blocks; i++)
+        s->blocks[i].exported = s->blocks[i].known;
+}
+
+int ws_history_export(struct ws_history *r, json_t **list, int *fd, struct ws_error *err)
 {
     static const char zeros[WS_DELTA_PAD_BYTES];
     const struct set *s = begun(r);
@@ -169,22 +182,26 @@ int ws_history_export(const struct ws_history *r, json_t **list, int *fd, struct
     *fd = -1;
     *list = NULL;
     for (size_t i = 0; s && i < r->n_blocks; i++)
-        offset += s->blocks[i].record != NULL;
-    if (offset == 0)
+        offset += s->blocks[i].record && !s->blocks[i].exported;
+    if (offset == 0) {
+        end_export(r);
         return 0;
+    }
     *list = json_array();
     *fd = new_file();
     int rc = *fd < 0 ? *fd : *list ? 0 : -ENOMEM;
     offset = 0;
     for (size_t i = 0; rc == 0 && i < r->n_blocks; i++)
-        if (s->blocks[i].record)
+        if (s->blocks[i].record && !s->blocks[i].exported)
             rc = export_one(&s->blocks[i], *fd, &offset, *list);
     if (rc == 0)
         rc = ws_file_write(*fd, zeros, sizeof(zeros));
     if (rc == 0 && fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) != 0)
         rc = -errno;
-    if (rc == 0)
+    if (rc == 0) {
+        end_export(r);
         return 0;
+    }
     json_decref(*list);
     *list = NULL;
     if (*fd >= 0)

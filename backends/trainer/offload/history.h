@@ -35,9 +35,11 @@ bool ws_history_chain(const struct ws_history *r, size_t i, size_t n,
 void ws_history_commit(struct ws_history *r, const struct ws_version_id *version, size_t most_sets,
                        uint64_t most_bytes);
 
-/* The begun version's records, back to back and followed by 8 zeros, in a sealed file, and the list of them:
- * [[file, block, offset, bytes, "hash of the base's block"], ..]. *fd -1: there are none. The caller owns
- * both. */
-WS_MUST_USE int ws_history_export(const struct ws_history *r, json_t **list, int *fd, struct ws_error *err);
+/* Is block i known in the begun version, and was not when that was exported last? */
+bool ws_history_is_new(const struct ws_history *r, size_t i);
+/* The begun version's records of such blocks, back to back and followed by 8 zeros, in a sealed file, and the list of
+ * them: [[file, block, offset, bytes, "hash of the base's block"], ..]. *fd -1: there are none. The caller owns both. No
+ * thread records meanwhile. */
+WS_MUST_USE int ws_history_export(struct ws_history *r, json_t **list, int *fd, struct ws_error *err);
 
 #endif

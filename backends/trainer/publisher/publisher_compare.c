@@ -4,6 +4,7 @@
 #include "backends/trainer/publisher/publisher_state.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
+#include "transports/base/number.h"
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -34,6 +35,7 @@ struct ws_publisher_compare {
     struct ws_version_bytes base_version, slot;
     unsigned n_runs;
     bool offered; /* by the agent, for the begun version */
+    bool gives;   /* it takes that version's records as they come, and has refused none */
     bool ran;     /* in it */
     bool doubts;  /* a block that was read back was wrong: lines are not trusted any more */
     struct ws_pass_choice choice;
@@ -194,6 +196,7 @@ void ws_publisher_compare_begin(struct wsync_publisher *p, const json_t *reply, 
     if (!c)
         return;
     c->ran = false;
+    c->gives = json_is_true(json_object_get(reply, "records"));
     read_version(reply, "base", &c->base_version);
     read_version(reply, "holds", &c->slot);
     c->offered = n > 0 && ws_version_id_equal(&c->base_version.id, &c->last.version);
@@ -225,11 +228,55 @@ struct ws_copy_plan_compare *ws_publisher_compare_run(struct wsync_publisher *p)
     c->plan.first_block = c->first_block;
     c->plan.base_hashes = c->last.hash;
     c->plan.base_hashed = c->last.has;
+    c->plan.hashes = c->next.hash;
     c->plan.check = c->n_runs++;
     c->plan.n_lines = c->plan.n_whole = c->plan.wrong = 0;
     c->plan.changed = c->plan.bytes = 0;
     c->ran = true;
     return &c->plan;
+}
+
+bool ws_publisher_compare_gives(const struct wsync_publisher *p)
+{
+    return p->compare && p->compare->ran && p->compare->gives;
+}
+
+static json_t *new_hashes(const struct ws_publisher_compare *c, const struct wsync_publisher *p)
+{
+    json_t *all = json_array();
+    for (size_t f = 0; all && f < c->n_files; f++) {
+        const size_t end = f + 1 < c->n_files ? c->first_block[f + 1] : c->n_blocks;
+        for (size_t i = c->first_block[f]; p->file_sizes[f] && i < end; i++)
+            if (ws_history_is_new(c->plan.history, i))
+                json_array_append_new(all,
+                                      json_pack("[I,I,o]", (json_int_t)f, (json_int_t)(i - c->first_block[f]),
+                                                ws_number_hash(c->next.hash[i])));
+    }
+    return all;
+}
+
+/* What is not taken, or lost with the connection, is no reason to stop: the commit says what became of the version. */
+void ws_publisher_compare_give(struct wsync_publisher *p)
+{
+    struct ws_publisher_compare *c = p->compare;
+    json_t *list = NULL;
+    struct ws_error err;
+    int fd = -1;
+    if (!c->gives)
+        return;
+    json_t *body = json_pack("{s:o}", "hashes", new_hashes(c, p));
+    int rc = body ? ws_history_export(c->plan.history, &list, &fd, &err) : -ENOMEM;
+    if (rc == 0 && fd >= 0)
+        json_object_set_new(body, "records", list);
+    if (rc < 0 || json_array_size(json_object_get(body, "hashes")) == 0)
+        json_decref(body);
+    else
+        rc = ws_publisher_send(p, "records", body, &fd, fd >= 0, NULL, &err);
+    if (fd >= 0)
+        close(fd);
+    c->gives = rc == 0;
+    if (rc < 0)
+        ws_log(WS_LOG_DEBUG, "publisher", "no more records before the commit error=\"%s\"", err.text);
 }
 
 static void doubt(struct ws_publisher_compare *c)

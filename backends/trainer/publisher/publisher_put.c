@@ -271,6 +271,11 @@ static void report(struct wsync_publisher *p, uint64_t began_ns)
         ws_publisher_delta_describe(p, p->gpu_report + n, sizeof(p->gpu_report) - (size_t)n);
 }
 
+static void give(void *arg)
+{
+    ws_publisher_compare_give(arg);
+}
+
 /* params: the caller's parameters in the plan, from the first-th on; all: they are all of the version's. */
 static int run_plan(struct wsync_publisher *p, struct ws_copy_plan *plan, const wsync_param *params,
                     size_t first, size_t n, bool all, struct ws_error *err)
@@ -298,6 +303,8 @@ static int run_plan(struct wsync_publisher *p, struct ws_copy_plan *plan, const 
                                    .compare = compare,
                                    .overflows = p->overflows,
                                    .hashes = &p->hashes,
+                                   .some_done = compare && ws_publisher_compare_gives(p) ? give : NULL,
+                                   .some_done_arg = p,
                                    .progress = all ? p->progress : NULL,
                                    .progress_arg = p->progress_arg};
     if (rc == 0)

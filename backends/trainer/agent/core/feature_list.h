@@ -9,6 +9,7 @@
 #define WS_AGENT_FEATURES(_)                                                                                 \
     _(saved)                                                                                                 \
     _(delta)                                                                                                 \
+    _(provisional)                                                                                           \
     _(sign)                                                                                                  \
     _(archive)                                                                                               \
     _(restore)                                                                                               \

@@ -110,6 +110,15 @@ void ws_features_announced(struct ws_agent *a)
             (*f)->announced(a);
 }
 
+bool ws_features_recorded(struct ws_agent *a, struct ws_agent_model *m, const struct ws_rank_deltas *r)
+{
+    bool changed = false;
+    for (const struct ws_agent_feature *const *f = a->features; *f; f++)
+        if ((*f)->recorded)
+            changed = (*f)->recorded(a, m, r) || changed;
+    return changed;
+}
+
 void ws_features_discarded(const struct ws_agent *a, struct ws_agent_model *m)
 {
     for (const struct ws_agent_feature *const *f = a->features; *f; f++)

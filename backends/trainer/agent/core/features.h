@@ -71,6 +71,9 @@ struct ws_agent_feature {
     void (*published)(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s);
     /* The listing has changed. */
     void (*announced)(struct ws_agent *a);
+    /* A rank has given records of the version on its way, which its slot will own; they and its blocks' hashes were
+     * checked. true: the listing has changed. */
+    bool (*recorded)(struct ws_agent *a, struct ws_agent_model *m, const struct ws_rank_deltas *r);
     /* The version on its way is discarded; m->why says why. */
     void (*discarded)(struct ws_agent_model *m);
     /* This node decided that, before all its ranks had committed. */
@@ -127,6 +130,7 @@ bool ws_features_written(const struct ws_agent *a, struct ws_agent_model *m, con
 void ws_features_filled(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s);
 void ws_features_published(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s);
 void ws_features_announced(struct ws_agent *a);
+bool ws_features_recorded(struct ws_agent *a, struct ws_agent_model *m, const struct ws_rank_deltas *r);
 void ws_features_discarded(const struct ws_agent *a, struct ws_agent_model *m);
 void ws_features_abandoned(struct ws_agent *a, struct ws_agent_model *m, const char *why);
 void ws_features_encoded(struct ws_agent *a, struct ws_agent_model *m, struct ws_delta *d,

@@ -170,7 +170,10 @@ size_t ws_rank_deltas_add(const struct ws_rank_deltas *r, struct ws_delta *d, co
     struct adding a = {.delta = d, .base = base, .target = target, .level = level, .most_bytes = most_bytes};
     for (; r; r = r->next) {
         a.r = r;
-        ws_workers_run(workers, add, &a, r->n);
+        if (workers)
+            ws_workers_run(workers, add, &a, r->n);
+        for (size_t i = 0; !workers && i < r->n; i++)
+            add(&a, i);
     }
     if (a.refused > 0)
         ws_log(WS_LOG_WARN, "agent",

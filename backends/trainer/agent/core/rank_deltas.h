@@ -21,7 +21,7 @@ struct ws_rank_deltas *ws_rank_deltas_join(struct ws_rank_deltas *r, struct ws_r
 void ws_rank_deltas_free(struct ws_rank_deltas *r); /* all of the list; NULL is fine */
 
 /* Adds to a growing delta what leads from base to target. The rest is left out: it was made from another
- * base, or is no record. Stops at most_bytes. level: of ws_delta_record_make. Returns how many were added. */
+ * base, or is no record. Stops at most_bytes. level: of ws_delta_record_make. workers NULL: on this thread. Returns how many were added. */
 size_t ws_rank_deltas_add(const struct ws_rank_deltas *r, struct ws_delta *d, const struct ws_manifest *base,
                           const struct ws_manifest *target, int level, uint64_t most_bytes,
                           struct ws_workers *workers);

@@ -6,6 +6,7 @@
 #include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/core/slots.h"
+#include "backends/trainer/agent/delta/provisional.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/delta/encode.h"
@@ -180,7 +181,7 @@ static void trim(struct ws_agent *a)
     for (;;) {
         uint64_t total = 0;
         for (const struct ws_agent_model *m = a->models; m; m = m->next)
-            total += ws_delta_set_bytes(&deltas_of(m)->set);
+            total += ws_delta_set_bytes(&deltas_of(m)->set) + ws_provisional_bytes(m);
         struct ws_agent_model *most = find_most(a, 2);
         if (!most)
             most = find_most(a, 1);
@@ -384,6 +385,8 @@ int ws_encoder_delta(void *self, const char *model, uint64_t version, const char
         const struct ws_version_id from =
             ws_version_id_make(base->version, base->lineage[0] ? base->lineage : target.lineage);
         d = ws_delta_set_find(&deltas_of(m)->set, &from, &target);
+        if (!d)
+            d = ws_provisional_find(m, &from, &target);
         if (level > deltas_of(m)->level)
             deltas_of(m)->level = level;
     }

@@ -14,10 +14,11 @@
  *     changes    where the slot holds a version, the rank will only write what changed
  *     compare    the rank will compare with the version before, if it gets that: "made": where a delta is made, "taken":
  *                where readers take deltas, too; else it does not
- *     replies    {fresh, holds, base?, slot, slots, audit: [[param, first, n]..]}, and a writable descriptor for each
+ *     replies    {fresh, holds, base?, records?, slot, slots, audit: [[param, first, n]..]}, and a writable descriptor for each
  *                file that is not empty; then, with base, a read-only one for each of those files in the version before
  *     holds      {version, run, digest} that the slot holds all of; null: unknown
  *     base       {version, run, digest} of the version before, which has the same places
+ *     records    true, with base: the rank may give its records before it commits
  *     slot       id of this slot's memory
  *     slots      ids of all slots that will be written again: the rank must unmap the others
  *     audit      chunks of its pieces that the rank is to hash (tensor/audit.h)
@@ -29,6 +30,9 @@
  *     records    what changed in blocks, in the file of the descriptor that comes along (core/rank_deltas.h)
  *     how        how the rank copied, for the status
  *     replies    {slots}. Where commit is refused the version is abandoned
+ *
+ *   records    {hashes, records?}, as in commit: of blocks that are done, where begin's reply had records. The others'
+ *              follow with the commit, whose hashes are of all blocks
  *
  *   abandon    {}
  *
@@ -229,6 +233,8 @@ static void add_base(const struct ws_agent *a, const struct ws_agent_model *m, c
             close(q->fds[--*q->n_fds]);
         return;
     }
+    if (ws_encoder_is_taken(owner) && owner == m && !m->spans_nodes)
+        json_object_set_new(*q->reply, "records", json_true());
     json_object_set_new(*q->reply, "base",
                         json_pack("{s:I,s:s,s:s}", "version", (json_int_t)s->version, "run", s->lineage,
                                   "digest", s->manifest->digest));
@@ -354,12 +360,12 @@ static int do_begin(struct ws_rank_call *q, struct ws_error *err)
 /* --- commit, abandon --- */
 
 /* Without its hashes the rank's copy is not used: the version is abandoned as if the rank had given it up. */
-static void refuse_commit(struct ws_agent *a, struct ws_session *c, struct ws_error *err)
+static void refuse(struct ws_agent *a, struct ws_session *c, const char *what, struct ws_error *err)
 {
     char why[WS_ERROR_TEXT];
     if (!c->model || !c->writing)
         return;
-    snprintf(why, sizeof(why), "the commit of rank %u was refused: %.800s", c->rank, err->text);
+    snprintf(why, sizeof(why), "the %s of rank %u was refused: %.800s", what, c->rank, err->text);
     ws_agent_model_abandon(a, c->model, why);
     c->lost = false; /* the reply says so */
     ws_error_set(err, err->code, "%s; the next version may be offloaded", c->model->why);
@@ -377,14 +383,71 @@ static int read_records(const json_t *body, const int *fds, size_t n_fds, struct
     return ws_rank_deltas_read(out, list, fds[0], err);
 }
 
+/* Under lock; the rank has begun the version. */
+static int record_hashes(struct ws_slot *s, const json_t *hashes, struct ws_error *err)
+{
+    const json_t *h;
+    size_t i;
+    json_array_foreach(hashes, i, h)
+    {
+        uint64_t hash;
+        if (ws_text_hash(json_string_value(json_array_get(h, 2)), &hash) < 0 ||
+            !json_is_integer(json_array_get(h, 0)) || !json_is_integer(json_array_get(h, 1)) ||
+            ws_slot_record_hash(s, (uint64_t)json_integer_value(json_array_get(h, 0)),
+                                (uint64_t)json_integer_value(json_array_get(h, 1)), hash))
+            return ws_error_set(err, EINVAL, "a block's hash in commit is malformed");
+    }
+    return 0;
+}
+
+/* The slot owns the records from here on, also on failure. *listed: the listing has changed. Under lock. */
+static int add_records(struct ws_agent *a, struct ws_agent_model *m, struct ws_rank_deltas *r, bool *listed,
+                       struct ws_error *err)
+{
+    const int rc = r ? ws_rank_deltas_check(r, m->writing->manifest, m->writing->hashed, err) : 0;
+    if (rc < 0) {
+        ws_rank_deltas_free(r);
+        return rc;
+    }
+    *listed = r && ws_features_recorded(a, m, r);
+    m->writing->rank_deltas = ws_rank_deltas_join(r, m->writing->rank_deltas);
+    return 0;
+}
+
+/* A version that was given up meanwhile is no fault of the rank: its commit is told why. */
+static int do_records(struct ws_rank_call *q, struct ws_error *err)
+{
+    struct ws_agent *a = q->a;
+    struct ws_session *c = q->session;
+    struct ws_rank_deltas *records = NULL;
+    bool listed = false;
+    int rc = read_records(q->body, q->fds_in, q->n_in, &records, err);
+    pthread_mutex_lock(&a->lock);
+    const bool has_begun = c->model && c->writing;
+    if (rc == 0 && !has_begun)
+        rc = ws_error_set(err, EINVAL, "nothing is begun");
+    if (rc == 0)
+        rc = record_hashes(c->model->writing, json_object_get(q->body, "hashes"), err);
+    if (rc == 0) {
+        rc = add_records(a, c->model, records, &listed, err);
+        records = NULL;
+    }
+    if (rc < 0 && has_begun)
+        refuse(a, c, "list of records", err);
+    pthread_mutex_unlock(&a->lock);
+    if (listed)
+        ws_agent_announce(a);
+    ws_rank_deltas_free(records);
+    return rc;
+}
+
 static int do_commit(struct ws_rank_call *q, struct ws_error *err)
 {
     struct ws_agent *a = q->a;
     struct ws_session *c = q->session;
     const json_t *body = q->body;
-    const json_t *hashes = json_object_get(body, "hashes"), *h;
     struct ws_rank_deltas *records = NULL;
-    size_t i;
+    bool listed; /* it is announced when the version is published */
     int rc = read_records(body, q->fds_in, q->n_in, &records, err);
     pthread_mutex_lock(&a->lock);
     if (rc == 0)
@@ -392,25 +455,16 @@ static int do_commit(struct ws_rank_call *q, struct ws_error *err)
     struct ws_agent_model *m = c->model;
     if (rc == 0 && !c->writing)
         rc = ws_error_set(err, EINVAL, "nothing is begun");
-    json_array_foreach(hashes, i, h)
-    {
-        uint64_t hash;
-        if (rc < 0)
-            break;
-        assert(m); /* the session was checked */
-        if (ws_text_hash(json_string_value(json_array_get(h, 2)), &hash) < 0 ||
-            !json_is_integer(json_array_get(h, 0)) || !json_is_integer(json_array_get(h, 1)) ||
-            ws_slot_record_hash(m->writing, (uint64_t)json_integer_value(json_array_get(h, 0)),
-                                (uint64_t)json_integer_value(json_array_get(h, 1)), hash))
-            rc = ws_error_set(err, EINVAL, "a block's hash in commit is malformed");
-    }
-    if (rc == 0 && records)
-        rc = ws_rank_deltas_check(records, m->writing->manifest, m->writing->hashed, err);
+    assert(rc < 0 || m); /* the session was checked */
+    if (rc == 0)
+        rc = record_hashes(m->writing, json_object_get(body, "hashes"), err);
     if (rc == 0)
         rc = ws_agent_audit_record(m, c, body, err);
     if (rc == 0) {
-        m->writing->rank_deltas = ws_rank_deltas_join(records, m->writing->rank_deltas);
+        rc = add_records(a, m, records, &listed, err);
         records = NULL;
+    }
+    if (rc == 0) {
         c->writing = false;
         c->committed = m->writing;
         const char *how = json_string_value(json_object_get(body, "how"));
@@ -428,7 +482,7 @@ static int do_commit(struct ws_rank_call *q, struct ws_error *err)
             pthread_cond_broadcast(&a->changed);
         }
     } else {
-        refuse_commit(a, c, err);
+        refuse(a, c, "commit", err);
     }
     pthread_mutex_unlock(&a->lock);
     ws_rank_deltas_free(records);
@@ -453,9 +507,13 @@ static int do_abandon(struct ws_rank_call *q, struct ws_error *err)
 /* --- dispatch --- */
 
 const struct ws_rank_route ws_rank_routes[] = {
-    WS_RANK_ROUTE("register", PUBLISH, ws_rank_register), WS_RANK_ROUTE("begin", PUBLISH, do_begin),
-    WS_RANK_ROUTE("commit", PUBLISH, do_commit),          WS_RANK_ROUTE("wait", PUBLISH, ws_rank_wait),
-    WS_RANK_ROUTE("abandon", PUBLISH, do_abandon),        {0},
+    WS_RANK_ROUTE("register", PUBLISH, ws_rank_register),
+    WS_RANK_ROUTE("begin", PUBLISH, do_begin),
+    WS_RANK_ROUTE("records", PUBLISH, do_records),
+    WS_RANK_ROUTE("commit", PUBLISH, do_commit),
+    WS_RANK_ROUTE("wait", PUBLISH, ws_rank_wait),
+    WS_RANK_ROUTE("abandon", PUBLISH, do_abandon),
+    {0},
 };
 
 static const struct ws_rank_route *find_route(const struct ws_agent *a, const char *verb)
