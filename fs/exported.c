@@ -92,9 +92,9 @@ static int write_mark(int dir, int folder, const char *name, const struct ws_man
     if (fstat(folder, &st) != 0 || fstat(dir, &of_dir) != 0)
         return -errno;
     json_t *files = json_array(), *sizes = json_array();
-    json_t *mark =
-        json_pack("{s:s,s:s,s:I,s:I,s:O,s:O}", "name", name, "digest", m->digest, "inode",
-                  (json_int_t)st.st_ino, "parent", (json_int_t)of_dir.st_ino, "files", files, "sizes", sizes);
+    json_t *mark = json_pack("{s:s,s:s,s:s,s:I,s:I,s:O,s:O}", "name", name, "run", m->lineage, "digest",
+                             m->digest, "inode", (json_int_t)st.st_ino, "parent", (json_int_t)of_dir.st_ino,
+                             "files", files, "sizes", sizes);
     int rc = mark ? 0 : -ENOMEM;
     for (size_t i = 0; rc == 0 && i < m->n_files; i++)
         rc = json_array_append_new(files, json_string(m->files[i].name)) == 0 &&

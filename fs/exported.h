@@ -1,7 +1,7 @@
 /* Exported: a folder that `wsync export` made for one version. It is known by a mark in it, a file with what
- * it was made as, the version's digest, the inodes of the folder and of the model's, and its files' names. A
- * folder without such a mark, a copy of one and one that was moved elsewhere belong to a user: they are never
- * written to and never emptied. Paths are below the descriptor of a model's folder. Not thread safe. */
+ * it was made as, the version's run and digest, the inodes of the folder and of the model's, and its files'
+ * names. A folder without such a mark, a copy of one and one that was moved elsewhere belong to a user: they
+ * are never written to and never emptied. Paths are below the descriptor of a model's folder. Not thread safe. */
 #ifndef WS_FS_EXPORTED_H
 #define WS_FS_EXPORTED_H
 #include "transports/base/error.h"

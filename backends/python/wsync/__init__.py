@@ -7,6 +7,7 @@ from .engines._engines import (Engine, EngineResult, sync_weights_to_engines, up
                        update_vllm_weights_from_disk)
 from .lib._agents import ensure
 from .lib._library import Error, Timeout, lib as _lib, text as _text
+from .lib._mounts import Mount, mount
 from .publish._deepspeed import deepspeed
 from .publish._fsdp import fsdp
 from .publish._held import Source, tensors
@@ -21,6 +22,6 @@ from .read._weights import ParamMeta, Weights, open
 
 __version__ = _text(_lib.wsync_version())
 
-__all__ = ["BroadcastResult", "BroadcastSender", "Engine", "EngineResult", "Error", "FormatError", "GpuWeights", "ParamMeta", "Publisher", "Source", "Timeout", "WeightChunk",
-           "WeightExtractor", "WeightSource", "Weights", "aio", "deepspeed", "ensure", "fsdp", "load_gpu", "map_gpu", "megatron", "open", "peft",
+__all__ = ["BroadcastResult", "BroadcastSender", "Engine", "EngineResult", "Error", "FormatError", "GpuWeights", "Mount", "ParamMeta", "Publisher", "Source", "Timeout", "WeightChunk",
+           "WeightExtractor", "WeightSource", "Weights", "aio", "deepspeed", "ensure", "fsdp", "load_gpu", "map_gpu", "megatron", "mount", "open", "peft",
            "sync_weights_to_engines", "tensors", "update_sglang_weights_from_disk", "update_vllm_weights_from_disk"]

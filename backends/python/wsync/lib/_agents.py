@@ -5,7 +5,6 @@ separately: mount-helpers/systemd/wsync-agent.service, a sidecar, or a job step;
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import pwd
 import select
@@ -13,20 +12,16 @@ import signal
 import socket
 import stat
 import struct
-import subprocess
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Optional, Union
 
-from ._library import Error, Timeout, native
+from ._library import Error, Timeout
+from ._processes import COMMAND, lock, start, tail, wait
 
-COMMAND = native("wsync")
 SYSTEM_FOLDER = "/run/wsync"
 DEFAULT_LISTEN = "127.0.0.1:18861"
-LOG_LINES, LOG_BYTES = 10, 4096
-POLL_SECONDS, ANSWER_SECONDS = 0.02, 10
+ANSWER_SECONDS = 10
 _warned = False
 
 
@@ -112,32 +107,6 @@ def _is_trusted(uid: int) -> bool:
     return stat.S_ISDIR(system.st_mode) and system.st_uid == uid
 
 
-def _wait(condition: Callable[[], Optional[int]], deadline: float) -> Optional[int]:
-    while (found := condition()) is None and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-    return found
-
-
-@contextmanager
-def _lock(path: str, deadline: float) -> Iterator[None]:
-    """A lock between the processes of this node; the kernel releases it when its holder ends."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-    def try_lock() -> Optional[int]:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return 0
-        except BlockingIOError:
-            return None
-
-    try:
-        if _wait(try_lock, deadline) is None:
-            raise Timeout(errno.ETIMEDOUT, f"another process holds {path} and has not started an agent in time: look at its log")
-        yield
-    finally:
-        os.close(fd)
-
-
 def _parent_exists(folder: str) -> bool:
     """Only one missing level is created, and not below /: a mistyped address must not start an agent in the wrong place."""
     above = os.path.dirname(folder)
@@ -166,56 +135,25 @@ def _check_folder(folder: str) -> None:
 
 def _start_once(path: str, log: str, deadline: float) -> int:
     _make_folder(os.path.dirname(path))
-    with _lock(f"{path}.lock", deadline):
+    with lock(f"{path}.lock", deadline):
         pid = _agent_pid(path)
         if pid is not None:
             return pid  # another process started it while this one waited for the lock
-        agent = _start(path, log)
+        listen = os.environ.get("WSYNC_LISTEN") or DEFAULT_LISTEN
+        _, agent = start([COMMAND, "agent", "--listen", listen, "--socket", path], log)
         try:
             ended = select.poll()
             ended.register(agent, select.POLLIN)
-            pid = _wait(lambda: -1 if ended.poll(0) else _agent_pid(path), deadline)
+            pid = wait(lambda: -1 if ended.poll(0) else _agent_pid(path), deadline)
             if pid is None:
                 signal.pidfd_send_signal(agent, signal.SIGTERM)  # else it would run on unnoticed
         finally:
             os.close(agent)
         if pid == -1:
-            raise Error(errno.ECHILD, f"the agent that was started for {path} ended at once; the end of {log}:\n{_tail(log)}")
+            raise Error(errno.ECHILD, f"the agent that was started for {path} ended at once; the end of {log}:\n{tail(log)}")
         if pid is None:
-            raise Timeout(errno.ETIMEDOUT, f"the agent that was started for {path} does not answer; the end of {log}:\n{_tail(log)}")
+            raise Timeout(errno.ETIMEDOUT, f"the agent that was started for {path} does not answer; the end of {log}:\n{tail(log)}")
         return pid
-
-
-def _start(path: str, log: str) -> int:
-    """Starts the agent as a child of init, because launchers kill their processes' children. Returns a pidfd."""
-    listen = os.environ.get("WSYNC_LISTEN") or DEFAULT_LISTEN
-    try:
-        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
-    except OSError as e:
-        raise Error(e.errno, f"cannot open the agent's log {log}: {e.strerror}; pass another one by log=") from None
-    script = '"$@" >&3 2>&1 3>&- & echo $!'  # the shell exits, so init adopts the agent
-    command = ["/bin/sh", "-c", 'exec 3>&2; ' + script, "sh", COMMAND, "agent", "--listen", listen, "--socket", path]
-    own_cores = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # ranks are pinned to few cores, the agent must not be; cgroup limits still apply
-        r = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out, start_new_session=True,
-                           cwd="/", check=False, timeout=10)
-    finally:
-        os.sched_setaffinity(0, own_cores)
-        os.close(out)
-    try:
-        return os.pidfd_open(int(r.stdout))
-    except (ValueError, ProcessLookupError):
-        raise Error(errno.ECHILD, f"{COMMAND} agent could not be started; the end of {log}:\n{_tail(log)}") from None
-
-
-def _tail(path: str) -> str:
-    try:
-        with open(path, "rb") as f:
-            f.seek(max(0, os.fstat(f.fileno()).st_size - LOG_BYTES))
-            return "\n".join(f.read().decode("utf-8", "replace").splitlines()[-LOG_LINES:])
-    except OSError as e:
-        return f"({e})"
 
 
 def _cgroup(pid: Union[int, str]) -> Optional[str]:

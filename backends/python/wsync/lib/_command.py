@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ._agents import COMMAND
+from ._processes import COMMAND
 
 
 def main() -> None:
