@@ -435,8 +435,11 @@ bool ws_spare_take(struct ws_source_select *sel)
     }
     pthread_mutex_unlock(&v->store->lock);
     for (size_t i = 0; does && i < m->n_files; i++) {
-        for (size_t b = 0; b < m->files[i].n_blocks; b++)
-            p->has[i][b] = make(p, m, i, b); /* from here on: is right */
+        for (size_t b = 0; b < m->files[i].n_blocks; b++) {
+            all = all && (p->has[i][b] ||
+                          !ws_delta_at(p->kept, i, b)); /* a record that made nothing is not passed on */
+            p->has[i][b] = make(p, m, i, b);            /* from here on: is right */
+        }
         atomic_store(&v->files[i].region, p->regions[i]);
         p->regions[i] = NULL;
         for (size_t b = 0; b < m->files[i].n_blocks; b++) {
