@@ -10,8 +10,9 @@
 #include <unistd.h>
 
 #define RETRY_FIRST_MS  500
-#define RETRY_DOUBLINGS 7         /* to a minute */
-#define LOOK_NS         100000000 /* a folder to be tried again comes in time */
+#define RETRY_DOUBLINGS 7                    /* to a minute */
+#define LOOK_NS         100000000            /* a folder to be tried again comes in time */
+#define SETTLE_NS       (120 * WS_SECOND_NS) /* one try of publishing ends before by itself */
 
 /* Of a folder that was published: is all of it new? A framework that writes its folder again writes each of these. */
 static bool is_new(const struct written *w, const struct written_top *t)
@@ -23,17 +24,22 @@ static bool is_new(const struct written *w, const struct written_top *t)
     return t->new_weights && (t->new_config || faccessat(t->fd, WS_ADAPTER_CONFIG_NAME, F_OK, 0) < 0);
 }
 
+/* With the lock: is it to be looked at now? */
+static bool is_ready(const struct written *w, const struct written_top *t, uint64_t *number)
+{
+    *number = 0;
+    return t->is_due && !t->is_taken && t->not_before <= ws_clock_ms() && written_is_version(w, t, number) &&
+           is_new(w, t) && !written_has_writer(w, t);
+}
+
 /* With the lock. */
 static struct written_top *next_due(const struct written *w)
 {
     struct written_top *best = NULL;
     uint64_t number, lowest = UINT64_MAX;
-    const uint64_t at = ws_clock_ms();
 
     for (struct written_top *t = w->tops; t; t = t->next) {
-        number = 0;
-        if (!t->is_due || t->is_taken || t->not_before > at || !written_is_version(w, t, &number) ||
-            number > lowest || !is_new(w, t) || written_has_writer(w, t))
+        if (!is_ready(w, t, &number) || number > lowest)
             continue;
         best = t;
         lowest = number;
@@ -54,8 +60,7 @@ static uint64_t number_of(struct written *w, const struct written_top *t)
     return number > w->last_number ? number : w->last_number + 1;
 }
 
-/* Is it whole? Nobody changes it meanwhile. */
-static bool is_whole(const struct written *w, const struct written_top *t)
+bool written_is_whole(const struct written *w, const struct written_top *t, bool says_why)
 {
     char path[64];
     struct ws_folder *folder = NULL;
@@ -64,7 +69,7 @@ static bool is_whole(const struct written *w, const struct written_top *t)
     snprintf(path, sizeof(path), "/proc/self/fd/%d/.", t->fd);
     const int rc = ws_commit_rule_read(path, w->options->marker, &folder, &err);
     ws_folder_free(folder);
-    if (rc < 0)
+    if (rc < 0 && says_why)
         ws_log(rc == -EAGAIN ? WS_LOG_DEBUG : WS_LOG_WARN, "share", "%s: %s", t->name, err.text);
     return rc == 0;
 }
@@ -81,7 +86,7 @@ static void commit(struct written *w, struct written_top *t)
     t->refs++;
     memcpy(name, t->name, sizeof(name));
     pthread_mutex_unlock(&w->lock);
-    const bool whole = is_whole(w, t);
+    const bool whole = written_is_whole(w, t, true); /* nobody changes it meanwhile */
     if (whole)
         outcome = w->options->publish(w->options->arg, t->fd, name, number);
     pthread_mutex_lock(&w->lock);
@@ -98,6 +103,19 @@ static void commit(struct written *w, struct written_top *t)
     }
     written_top_drop(w, t);
     pthread_cond_broadcast(&w->changed);
+}
+
+void written_settle(struct written *w, struct written_top *top)
+{
+    const uint64_t until = ws_clock_ns() + SETTLE_NS;
+    uint64_t number;
+
+    if (!top)
+        return;
+    top->refs++;
+    while (!w->ends && ws_clock_ns() < until && (top->is_taken || is_ready(w, top, &number)))
+        (void)ws_cond_wait_until(&w->changed, &w->lock, until);
+    written_top_drop(w, top);
 }
 
 void *written_commit(void *arg)

@@ -2,7 +2,7 @@
 #ifndef WS_FS_WRITTEN_OPS_H
 #define WS_FS_WRITTEN_OPS_H
 #include "fs/written/nodes.h"
-#define FUSE_USE_VERSION 317
+#define FUSE_USE_VERSION 314
 #include <fuse_lowlevel.h>
 
 void written_name_ops(struct fuse_lowlevel_ops *ops);

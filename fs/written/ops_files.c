@@ -1,3 +1,6 @@
+#include "fs/fuse/backing.h"
+#include "fs/written/committer.h"
+#include "fs/written/descriptors.h"
 #include "fs/written/ops.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -16,26 +19,28 @@ static struct open_file *file_of(const struct fuse_file_info *fi)
 }
 
 /* With the lock. All that have a file open have it in the same way: the kernel mixes no two. */
-static void pass_through(fuse_req_t req, struct written_node *n, struct fuse_file_info *fi)
+static void pass_through(const struct written *w, struct written_node *n, struct fuse_file_info *fi)
 {
     char path[32];
 
     if (n->open == 0) {
         written_path(n, path);
         const int fd = open(path, O_RDWR | O_CLOEXEC);
-        n->backing = fd < 0 ? 0 : fuse_passthrough_open(req, fd);
+        n->backing = fd < 0 ? 0 : ws_backing_open(w->session, fd);
         if (n->backing < 0)
             n->backing = 0;
         n->is_plain = n->backing == 0;
         if (fd >= 0)
             close(fd);
     }
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
     if (!n->is_plain)
         fi->backing_id = n->backing;
+#endif
 }
 
 /* With the lock. */
-static int open_node(fuse_req_t req, struct written_node *n, int fd, struct fuse_file_info *fi)
+static int open_node(const struct written *w, struct written_node *n, int fd, struct fuse_file_info *fi)
 {
     struct open_file *f = calloc(1, sizeof(*f));
 
@@ -45,7 +50,7 @@ static int open_node(fuse_req_t req, struct written_node *n, int fd, struct fuse
     }
     f->fd = fd;
     f->writes = (fi->flags & O_ACCMODE) != O_RDONLY;
-    pass_through(req, n, fi);
+    pass_through(w, n, fi);
     n->open++;
     n->refs++;
     n->writers += f->writes;
@@ -59,11 +64,11 @@ static int flags_below(const struct fuse_file_info *fi)
     return (fi->flags & ~(O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW)) | O_CLOEXEC;
 }
 
-static void close_file(fuse_req_t req, struct written *w, struct written_node *n, struct open_file *f)
+static void close_file(struct written *w, struct written_node *n, struct open_file *f)
 {
     pthread_mutex_lock(&w->lock);
     if (--n->open == 0 && n->backing) {
-        fuse_passthrough_close(req, n->backing);
+        ws_backing_close(w->session, n->backing);
         n->backing = 0;
     }
     n->writers -= f->writes;
@@ -90,12 +95,12 @@ static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     if (fd < 0)
         rc = -errno;
     else
-        rc = open_node(req, n, fd, fi);
+        rc = open_node(w, n, fd, fi);
     pthread_mutex_unlock(&w->lock);
     if (rc < 0)
         fuse_reply_err(req, -rc);
     else if (fuse_reply_open(req, fi) < 0)
-        close_file(req, w, n, file_of(fi));
+        close_file(w, n, file_of(fi));
 }
 
 static void op_create(fuse_req_t req, fuse_ino_t ino, const char *name, mode_t mode,
@@ -130,7 +135,7 @@ static void op_create(fuse_req_t req, fuse_ino_t ino, const char *name, mode_t m
     pthread_cond_broadcast(&w->changed);
     if (rc == 0) {
         n = (struct written_node *)(uintptr_t)e.ino;
-        rc = open_node(req, n, fd, fi);
+        rc = open_node(w, n, fd, fi);
         if (rc < 0) {
             pthread_mutex_unlock(&w->lock);
             written_forget(w, n, 1);
@@ -144,14 +149,57 @@ static void op_create(fuse_req_t req, fuse_ino_t ino, const char *name, mode_t m
     if (rc < 0)
         fuse_reply_err(req, -rc);
     else if (fuse_reply_create(req, &e, fi) < 0) {
-        close_file(req, w, n, file_of(fi));
+        close_file(w, n, file_of(fi));
         written_forget(w, n, 1);
     }
 }
 
+/* Is this close(2) the last of the file's that may write, and of all in its folder, which is whole with it? With the lock, which it leaves
+ * meanwhile. What cannot be told waits for the release. */
+static bool is_last_close(fuse_req_t req, struct written *w, struct written_node *n)
+{
+    struct written_top *top = n->top;
+    const pid_t by = fuse_req_ctx(req)->pid; /* 0: of processes that cannot be seen from here */
+    struct stat st;
+    uint64_t number;
+
+    if (!written_is_version(w, top, &number) || n->writers != 1 || by == 0 || fstat(n->fd, &st) < 0)
+        return false;
+    n->writers = 0;
+    const bool others = written_has_writer(w, top);
+    n->writers = 1;
+    if (others)
+        return false;
+    written_show(w, n, &st);
+    top->refs++;
+    pthread_mutex_unlock(&w->lock);
+    const bool is = written_is_whole(w, top, false) && !written_is_open_anywhere(st.st_ino, by);
+    pthread_mutex_lock(&w->lock);
+    const bool stays = n->top == top && n->writers == 1;
+    written_top_drop(w, top);
+    return is && stays;
+}
+
+static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct written *w = written_of(req);
+    struct written_node *n = written_node_of(req, ino);
+    struct open_file *f = file_of(fi);
+
+    pthread_mutex_lock(&w->lock);
+    if (f->writes && n->top && is_last_close(req, w, n)) {
+        f->writes = false;
+        n->writers--;
+        written_note(w, n->top, n->name);
+        written_settle(w, n->top);
+    }
+    pthread_mutex_unlock(&w->lock);
+    fuse_reply_err(req, 0);
+}
+
 static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    close_file(req, written_of(req), written_node_of(req, ino), file_of(fi));
+    close_file(written_of(req), written_node_of(req, ino), file_of(fi));
     fuse_reply_err(req, 0);
 }
 
@@ -210,6 +258,7 @@ void written_file_ops(struct fuse_lowlevel_ops *ops)
 {
     ops->open = op_open;
     ops->create = op_create;
+    ops->flush = op_flush;
     ops->release = op_release;
     ops->read = op_read;
     ops->write_buf = op_write_buf;

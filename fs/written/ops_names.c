@@ -1,3 +1,4 @@
+#include "fs/written/committer.h"
 #include "fs/written/ops.h"
 #include <dirent.h>
 #include <errno.h>
@@ -209,8 +210,10 @@ static void op_mknod(fuse_req_t req, fuse_ino_t ino, const char *name, mode_t mo
 
     lock_for(w, parent);
     const int rc = mknodat(written_folder_of(w, parent, name, false), name, mode, dev) < 0 ? -errno : 0;
-    if (rc == 0)
+    if (rc == 0) {
         written_note(w, parent->top, name);
+        written_settle(w, parent->top); /* a marker */
+    }
     pthread_mutex_unlock(&w->lock);
     if (rc < 0)
         reply(req, rc);
@@ -262,8 +265,10 @@ static void op_unlink(fuse_req_t req, fuse_ino_t ino, const char *name)
 
     lock_for(w, parent);
     const int rc = unlinkat(written_folder_of(w, parent, name, false), name, 0) < 0 ? -errno : 0;
-    if (rc == 0)
+    if (rc == 0) {
         written_note(w, parent->top, "");
+        written_settle(w, parent->top); /* the last temporary name */
+    }
     pthread_mutex_unlock(&w->lock);
     reply(req, rc);
 }
@@ -407,6 +412,11 @@ static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_
         rc = -EINVAL; /* nobody needs it */
     else
         rc = rename_file(w, from, name, to, new_name, flags, &st);
+    if (rc == 0) {
+        written_settle(w, to == &w->root ? find_top(w, new_name) : to->top);
+        if (from->top != to->top)
+            written_settle(w, from->top);
+    }
     pthread_mutex_unlock(&w->lock);
     reply(req, rc);
 }

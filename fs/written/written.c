@@ -19,7 +19,6 @@
 struct served {
     struct written w;
     struct ws_place place;
-    void (*ready)(void);
 };
 
 /* A tmpfs that is mounted nowhere: nobody reaches it by a path, and it ends with us. -1: we may not. */
@@ -40,10 +39,14 @@ static int memory_new(void)
 static void op_init(void *arg, struct fuse_conn_info *conn)
 {
     (void)arg;
-    if (fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH))
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
+    if (conn->capable & FUSE_CAP_PASSTHROUGH) {
+        conn->want |= FUSE_CAP_PASSTHROUGH;
         conn->max_backing_stack_depth = 1;
+    }
+#endif
     conn->max_write = 1 << 20;
-    (void)fuse_set_feature_flag(conn, FUSE_CAP_PARALLEL_DIROPS);
+    conn->want |= conn->capable & (unsigned)FUSE_CAP_PARALLEL_DIROPS;
 }
 
 static void end_control(void *arg)
@@ -131,8 +134,7 @@ static int serve(struct served *s, struct ws_error *err)
         fuse_loop_cfg_set_clone_fd(config, 0);
         fuse_loop_cfg_set_max_threads(config, WORKERS);
         fuse_loop_cfg_set_idle_threads(config, WORKERS);
-        if (s->ready)
-            s->ready();
+        s->w.options->ready(s->w.options->arg);
         rc = fuse_session_loop_mt(s->w.session, config);
     }
     end_control(s);
@@ -146,13 +148,13 @@ static int serve(struct served *s, struct ws_error *err)
                : 0;
 }
 
-int ws_written_run(const struct ws_written_options *o, void (*ready)(void), struct ws_error *err)
+int ws_written_run(const struct ws_written_options *o, struct ws_error *err)
 {
     static struct served s; /* large, and one a process */
     struct fuse_lowlevel_ops ops = {.init = op_init};
     const int turn = ws_place_turn(o->at);
 
-    s = (struct served){.w = {.options = o, .lower = -1, .memory = -1}, .ready = ready};
+    s = (struct served){.w = {.options = o, .lower = -1, .memory = -1}};
     pthread_mutex_init(&s.w.lock, NULL);
     ws_cond_init(&s.w.changed);
     written_name_ops(&ops);

@@ -21,13 +21,13 @@ struct ws_written_options {
     /* Publishes what lies in the folder, which is whole, and which nobody changes until this returns. The descriptor
      * is the caller's. One call at a time, on a thread of its own. */
     enum ws_written_outcome (*publish)(void *arg, int folder, const char *name, uint64_t number);
-    void (*stop)(void *arg); /* a call of publish that runs returns soon, and so does any later one */
+    void (*ready)(void *arg); /* the mount answers */
+    void (*stop)(void *arg);  /* a call of publish that runs returns soon, and so does any later one */
     void *arg;
     bool allow_other, debug;
 };
 
-/* Mounts and serves until it is unmounted, or SIGINT or SIGTERM comes. ready: when it answers. -EBUSY: a live mount is
- * there. */
-WS_MUST_USE int ws_written_run(const struct ws_written_options *o, void (*ready)(void), struct ws_error *err);
+/* Mounts and serves until it is unmounted, or SIGINT or SIGTERM comes. -EBUSY: a live mount is there. */
+WS_MUST_USE int ws_written_run(const struct ws_written_options *o, struct ws_error *err);
 
 #endif

@@ -165,6 +165,18 @@ static enum ws_written_outcome publish(void *arg, int folder, const char *name, 
     return WS_WRITTEN_PUBLISHED;
 }
 
+static void ready(void *arg)
+{
+    const struct share *s = arg;
+
+    if (!cli_has(s->args, "quiet")) {
+        printf("sharing %s: folders called %s are versions of %s\n", cli_word(s->args, 0),
+               cli_get(s->args, "pattern"), cli_get(s->args, "model"));
+        fflush(stdout);
+    }
+    notify_ready();
+}
+
 /* The agent abandons what it had begun. */
 static void stop(void *arg)
 {
@@ -193,6 +205,7 @@ static int run(const struct cli_args *args)
         .marker = cli_get(args, "marker"),
         .pattern = &pattern,
         .publish = publish,
+        .ready = ready,
         .stop = stop,
         .arg = &s,
         .allow_other = geteuid() == 0 || cli_has(args, "allow-other"),
@@ -201,7 +214,7 @@ static int run(const struct cli_args *args)
         return cli_usage("--marker is the name of a file in the folder, not hidden");
     signal(SIGPIPE, SIG_IGN);
     cli_allow_descriptors();
-    const int rc = ws_written_run(&written, notify_ready, &err);
+    const int rc = ws_written_run(&written, &err);
     numbers_reset(&s.published);
     return rc < 0 ? cli_fail("%s", err.text) : CLI_OK;
 }
@@ -224,7 +237,12 @@ const struct cli_command cmd_share = {
         "*.tmp) is left, all files that its index names are there with whole headers, and the marker is "
         "there. Without --marker: the index, or model.safetensors, or adapter_model.safetensors and "
         "adapter_config.json. Give the marker where the framework writes one. What is not whole is seen by "
-        "nobody, and is gone if wsync share is killed. Who writes into a folder that is being published "
+        "nobody, and is gone if wsync share is killed. The close, rename or removal that makes a folder "
+        "whole "
+        "returns once the version is announced, or could not be published for now. A close returns before "
+        "where another "
+        "process may have the file open, too, as one that was forked, or where that cannot be told. Who "
+        "writes into a folder that is being published "
         "waits "
         "until it is. Files that come later, other times, and removal change nothing of a version.\n\n"
         "A number that was published and is written again, weights and marker or adapter_config.json, is a "

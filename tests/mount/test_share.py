@@ -446,3 +446,44 @@ def test_usage():
         assert r.returncode == 2 and word in r.stderr, r.stderr
     r = wsync("share", "-m", "actor", "--pattern", "step_{N}", unique("none"), check=False)
     assert r.returncode == 1 and "No such file" in r.stderr, r.stderr
+
+
+def test_announced_when_the_call_returns():
+    "the last close, rename, marker or removal returns once the version is announced; a close does not where a forked child has the file, too"
+    agent, root = Agent(), unique("out")
+    share = Share(agent, root)
+    for version in (1, 2, 3):
+        os.mkdir(folder := os.path.join(root, f"step_{version}"))
+        save(checkpoint(TENSORS, seed=version), folder, "model.safetensors")
+        assert newest(agent) == version, share.text()
+    os.mkdir(folder := os.path.join(root, "step_4"))
+    shutil.copyfile(os.path.join(checkpoint(TENSORS, seed=4), "model.safetensors"), os.path.join(folder, "tmp-x"))
+    os.rename(os.path.join(folder, "tmp-x"), os.path.join(folder, "model.safetensors"))
+    assert newest(agent) == 4
+    os.mkdir(folder := os.path.join(root, "step_5"))
+    Path(folder, ".tmpx").touch()
+    shutil.copyfile(os.path.join(checkpoint(TENSORS, seed=5), "model.safetensors"), os.path.join(folder, "model.safetensors"))
+    assert newest(agent) == 4
+    os.unlink(os.path.join(folder, ".tmpx"))
+    assert newest(agent) == 5
+    os.mkdir(folder := os.path.join(root, "step_6"))
+    data = Path(checkpoint(TENSORS, seed=6), "model.safetensors").read_bytes()
+    fd = os.open(os.path.join(folder, "model.safetensors"), os.O_WRONLY | os.O_CREAT)
+    os.write(fd, data[:-4])
+    os.ftruncate(fd, len(data))
+    child = subprocess.Popen(["sleep", "30"], pass_fds=[fd])
+    other = os.dup(fd)
+    os.close(fd)
+    assert newest(agent) == 5  # whole by its names and lengths, and still written
+    os.pwrite(other, data[-4:], len(data) - 4)
+    os.close(other)
+    time.sleep(0.3)
+    assert newest(agent) == 5
+    child.kill()
+    child.wait()
+    published(agent, 6)
+    mount = Mount(agent.url)
+    mount.wait_version("actor", 6)
+    mount.write("pull 6", "actor/ctl")
+    assert tensors_of(mount.file("actor", 6, "model.safetensors")) == tensors_of(os.path.join(folder, "model.safetensors"))
+    assert "sharing " in share.text()
