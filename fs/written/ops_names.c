@@ -531,13 +531,18 @@ static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info 
 
 static void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
-    const int fd = openat(written_node_of(req, ino)->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct written *w = written_of(req);
+    const struct written_node *n = written_node_of(req, ino);
+    const int fd = openat(n->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     const int rc = fd < 0 || fsync(fd) < 0 ? -errno : 0;
 
     (void)datasync;
     (void)fi;
     if (fd >= 0)
         close(fd);
+    pthread_mutex_lock(&w->lock);
+    written_settle(w, n->top);
+    pthread_mutex_unlock(&w->lock);
     reply(req, rc);
 }
 

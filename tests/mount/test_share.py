@@ -4,6 +4,7 @@
 """Checkpoints that frameworks write into a folder, each with its own system calls and in its own order, published by wsync share when they are
 whole; read through a mount bit for bit."""
 import hashlib
+import subprocess
 import mmap
 import sys
 from pathlib import Path
@@ -487,3 +488,23 @@ def test_announced_when_the_call_returns():
     mount.write("pull 6", "actor/ctl")
     assert tensors_of(mount.file("actor", 6, "model.safetensors")) == tensors_of(os.path.join(folder, "model.safetensors"))
     assert "sharing " in share.text()
+
+
+def test_folder_is_synced():
+    "fsync of a version's folder, which is slime's hook, returns once what is whole is announced"
+    sys.path.insert(0, os.path.join(ROOT, "backends/python/wsync"))
+    import slime
+    agent, root = Agent(), unique("out")
+    Share(agent, root)
+    os.mkdir(folder := os.path.join(root, "step_1"))
+    slime.committed(None, folder, [])
+    assert newest(agent) is None
+    shutil.copyfile(os.path.join(checkpoint(TENSORS), "model.safetensors"), os.path.join(folder, "model.safetensors"))
+    with open(os.path.join(folder, "model.safetensors"), "r+b") as f:
+        child = subprocess.Popen(["sleep", "30"], pass_fds=[f.fileno()])
+    slime.committed(None, folder, [])  # it is written still
+    child.kill()
+    child.wait()
+    wait_for(lambda: (slime.committed(None, folder, []), newest(agent))[1] == 1, "version 1")
+    with pytest.raises(FileNotFoundError):
+        slime.committed(None, os.path.join(root, "step_2"), [])
