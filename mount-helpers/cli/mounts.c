@@ -14,7 +14,8 @@
 
 #define FIRST_BYTES (64UL << 10) /* enough for most files of a mount */
 
-/* Calls visit with each wsync mount's folder until it returns true; false: it never did. */
+/* Calls visit with each wsync mount's folder until it returns true; false: it never did. Folders that 'wsync share' has mounted show no
+ * models. */
 static bool each_mount(bool (*visit)(const char *dir, void *arg), void *arg)
 {
     bool ended = false;
@@ -22,7 +23,8 @@ static bool each_mount(bool (*visit)(const char *dir, void *arg), void *arg)
     if (!f)
         return false;
     for (const struct mntent *m; !ended && (m = getmntent(f));)
-        ended = !strcmp(m->mnt_type, "fuse.wsync") && visit(m->mnt_dir, arg);
+        ended = !strcmp(m->mnt_type, "fuse.wsync") && strcmp(m->mnt_fsname, "wsync-share") != 0 &&
+                visit(m->mnt_dir, arg);
     endmntent(f);
     return ended;
 }

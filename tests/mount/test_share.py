@@ -488,6 +488,8 @@ def test_announced_when_the_call_returns():
     mount.write("pull 6", "actor/ctl")
     assert tensors_of(mount.file("actor", 6, "model.safetensors")) == tensors_of(os.path.join(folder, "model.safetensors"))
     assert "sharing " in share.text()
+    r = wsync("ls", "--mount", root, check=False)  # no mount of models
+    assert r.returncode == 1 and "is not a wsync mount" in r.stderr, r.stderr
 
 
 def test_folder_is_synced():
