@@ -1,6 +1,6 @@
 # beside others
 # sanitizers: address
-# timeout: 120
+# timeout: 240, takes: 40
 """Checkpoints that frameworks write into a folder, each with its own system calls and in its own order, published by wsync share when they are
 whole; read through a mount bit for bit."""
 import hashlib
