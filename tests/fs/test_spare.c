@@ -1,6 +1,7 @@
 /* A version that is fetched while it is written: an agent in this process, a rank that speaks with it as on the wire, and a store. Whatever
  * the rank says early, and whatever becomes of the version, its bytes are the agent's, and the spare's memory comes back. */
 #include "backends/trainer/agent/agent.h"
+#include "fs/pull/shown_delta.h"
 #include "fs/store/state.h"
 #include "tests/fixtures/private_folder.h"
 #include "tests/fs/opened_store.h"
@@ -342,6 +343,54 @@ static void is_patched_early(void **state)
     rank_close(&r);
 }
 
+static size_t shown_deltas(const char *model)
+{
+    struct ws_model *m = ws_store_find(store, model);
+    assert_non_null(m);
+    pthread_mutex_lock(&store->lock);
+    const size_t n = m->shown.n;
+    pthread_mutex_unlock(&store->lock);
+    ws_model_put(m);
+    return n;
+}
+
+/* What made the version is what engines that are patched to it ask for: both versions are not compared for that. */
+static void leaves_its_delta(void **state)
+{
+    struct ws_error err = {0};
+    struct rank r;
+    bool whole = false;
+    (void)state;
+    rank_open(&r, "m", "r");
+    two_versions(&r);
+    struct ws_version *base = pull_and_compare(&r, "2");
+    for (int version = 3; !whole && version < 20; version++) { /* on a busy machine records may come late */
+        const uint64_t before = moved();
+        char name[8];
+        const bool takes = begin(&r, version);
+        fill(&r, (unsigned)version);
+        if (takes) {
+            give(&r, 0, N_BLOCKS);
+            wait_until(has_spare("m") && moved() > before);
+        }
+        commit(&r, version);
+        snprintf(name, sizeof(name), "%d", version);
+        struct ws_version *v = pull_and_compare(&r, name);
+        whole = was_early(v) && !strstr(info_of(v).how, "the rest whole");
+        if (whole) {
+            struct ws_delta *d;
+            assert_ok(ws_shown_delta_get(&d, base, v, &err), &err);
+            assert_int_equal(shown_deltas("m"), 0); /* none was made */
+            ws_delta_put(d);
+        }
+        ws_version_put(base);
+        base = v;
+    }
+    assert_true(whole);
+    ws_version_put(base);
+    rank_close(&r);
+}
+
 /* The same twice; then blocks are written again after their records were given, and the commit has their new hashes; records that
  * make other bytes than the hashes say. */
 static void a_rank_changes_its_mind(void **state)
@@ -508,6 +557,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         SPARE_TEST(is_patched_early),
+        SPARE_TEST(leaves_its_delta),
         SPARE_TEST(a_rank_changes_its_mind),
         SPARE_TEST(another_run_has_its_number),
         SPARE_TEST(two_models),
