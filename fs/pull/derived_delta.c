@@ -104,17 +104,6 @@ void ws_derived_delta_list(const struct ws_derived_delta *d)
 
 /* --- making it --- */
 
-static struct ws_delta_side side(struct ws_version *v, const unsigned char **files)
-{
-    const struct ws_manifest *m = atomic_load(&v->manifest);
-
-    for (size_t i = 0; i < m->n_files; i++) {
-        struct ws_region *r = ws_content_region(v, i);
-        files[i] = r ? ws_region_data(r) : NULL;
-    }
-    return (struct ws_delta_side){.manifest = m, .files = files};
-}
-
 static void compare(struct ws_derived_delta *d)
 {
     struct ws_version *v = d->comparison.target;
@@ -126,7 +115,8 @@ static void compare(struct ws_derived_delta *d)
         files && !atomic_load(&d->comparison.stop) ? ws_workers_new(threads, o->nice) : NULL;
 
     if (workers) {
-        const struct ws_delta_side from = side(d->comparison.base, files), to = side(v, files + n);
+        const struct ws_delta_side from = ws_comparison_side(d->comparison.base, files),
+                                   to = ws_comparison_side(v, files + n);
         ws_delta_encode(d->delta, &from, &to, d->level, d->most_bytes, workers, &d->comparison.stop);
     } else {
         ws_delta_end(d->delta, WS_DELTA_GIVEN_UP);

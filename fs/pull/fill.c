@@ -206,7 +206,8 @@ int ws_fill_run(struct ws_source_select *sel, const atomic_int *priority, char h
     int rc = ws_copy_turn_ask(sel, priority, &one_copy, err);
 
     bool was_here = rc == 0 && adopt(v);
-    const bool by_spare = rc == 0 && !was_here && ws_spare_take(sel);
+    struct ws_spare_delta *spare = NULL;
+    const bool by_spare = rc == 0 && !was_here && ws_spare_take(sel, &spare);
     if (rc == 0)
         rc = choose_way(sel, priority, &apply, why, err);
     if (rc == 0 && !apply)
@@ -234,6 +235,7 @@ int ws_fill_run(struct ws_source_select *sel, const atomic_int *priority, char h
         rc = ws_transfer_run(sel, priority, &transport, err);
     if (rc == 0)
         ws_undo_end(v);
+    ws_spare_delta_end(spare, v, &sel->stop);
     if (by_delta) {
         ws_number_size_text(atomic_load(&v->moved_bytes) - before, moved);
         ws_number_size_text(ws_version_wanted_bytes(v), total);

@@ -1,5 +1,6 @@
 #include "fs/pull/spare.h"
 #include "fs/store/cache_budget.h"
+#include "fs/store/comparison.h"
 #include "fs/store/content.h"
 #include "fs/store/delta_cache.h"
 #include "fs/store/model.h"
@@ -11,6 +12,7 @@
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/base/workers.h"
+#include "transports/delta/encode.h"
 #include "transports/delta/patcher.h"
 #include "transports/memory/pool.h"
 #include "transports/ways.h"
@@ -386,44 +388,82 @@ static bool make(struct ws_spare *p, const struct ws_manifest *m, size_t file, s
            hash == m->files[file].hashes[block];
 }
 
-/* The version's delta is known by what came, where that makes all of it. */
-static void keep_delta(struct ws_spare *p, struct ws_version *v)
+/* --- its delta --- */
+
+struct ws_spare_delta {
+    struct ws_delta *delta; /* growing, with the records that made their blocks */
+    struct ws_version *base;
+};
+
+/* NULL: no memory. */
+static struct ws_spare_delta *new_delta(struct ws_spare *p, const struct ws_manifest *m)
 {
-    const struct ws_manifest *m = atomic_load(&v->manifest);
+    struct ws_spare_delta *d = calloc(1, sizeof(*d));
     struct ws_delta_link link = p->link;
-    struct ws_delta *d;
-    const struct ws_delta_record *r;
-    size_t at = 0;
 
     memcpy(link.target_digest, m->digest, sizeof(link.target_digest));
-    if (ws_delta_new(&d, &link, m, NULL) < 0)
-        return;
-    while ((r = ws_delta_next(p->kept, &at, 0, 1))) {
-        struct ws_delta_record *copy = ws_delta_record_new(r->bytes);
-        if (!copy)
-            break;
-        memcpy(copy, r, sizeof(*r) + r->bytes);
-        if (ws_delta_add(d, copy) < 0)
-            break;
+    if (!d || ws_delta_new(&d->delta, &link, m, NULL) < 0) {
+        free(d);
+        return NULL;
     }
-    ws_delta_end(d, r ? WS_DELTA_GIVEN_UP : WS_DELTA_WHOLE);
-    if (r) {
-        ws_delta_put(d);
-        return;
-    }
-    pthread_mutex_lock(&v->store->lock);
-    ws_delta_set_add(&v->model->deltas, d);
-    ws_model_trim_deltas(v->model);
-    pthread_mutex_unlock(&v->store->lock);
+    ws_delta_set_verified(d->delta);
+    d->base = ws_version_get(p->base);
+    ws_version_retain(d->base, 1);
+    return d;
 }
 
-bool ws_spare_take(struct ws_source_select *sel)
+/* What is lacking then is made from both versions. */
+static void keep_record(struct ws_spare_delta *d, const struct ws_spare *p, size_t file, size_t block)
+{
+    const struct ws_delta_record *r = d ? ws_delta_at(p->kept, file, block) : NULL;
+    struct ws_delta_record *copy = r ? ws_delta_record_new(r->bytes) : NULL;
+
+    if (!copy)
+        return;
+    memcpy(copy, r, sizeof(*r) + r->bytes);
+    if (ws_delta_add(d->delta, copy) < 0)
+        free(copy);
+}
+
+void ws_spare_delta_end(struct ws_spare_delta *d, struct ws_version *v, const atomic_bool *stop)
+{
+    const struct ws_manifest *m = atomic_load(&v->manifest);
+    const unsigned char **files = d ? calloc(2 * m->n_files + 1, sizeof(*files)) : NULL;
+    struct ws_workers *workers =
+        files && ws_content_bytes(v) == m->total_bytes ? ws_workers_new(1, v->store->options.nice) : NULL;
+    struct ws_delta_stats stats;
+
+    if (!d)
+        return;
+    if (workers) {
+        const struct ws_delta_side from = ws_comparison_side(d->base, files),
+                                   to = ws_comparison_side(v, files + m->n_files);
+        ws_delta_encode(d->delta, &from, &to, 0, ws_model_delta_room(v->model), workers, stop);
+    } else {
+        ws_delta_end(d->delta, WS_DELTA_GIVEN_UP);
+    }
+    ws_workers_free(workers);
+    free(files);
+    ws_delta_stats(d->delta, &stats);
+    if (stats.state == WS_DELTA_WHOLE) {
+        pthread_mutex_lock(&v->store->lock);
+        ws_delta_set_add(&v->model->deltas, ws_delta_get(d->delta));
+        ws_model_trim_deltas(v->model);
+        pthread_mutex_unlock(&v->store->lock);
+    }
+    ws_delta_put(d->delta);
+    ws_version_retain(d->base, -1);
+    ws_version_put(d->base);
+    free(d);
+}
+
+bool ws_spare_take(struct ws_source_select *sel, struct ws_spare_delta **delta)
 {
     struct ws_version *v = sel->version;
     const struct ws_manifest *m = atomic_load(&v->manifest);
     struct ws_spare *p = claim(sel);
-    bool all = true;
 
+    *delta = NULL;
     if (!p)
         return false;
     pthread_mutex_lock(&v->store->lock);
@@ -434,25 +474,24 @@ bool ws_spare_take(struct ws_source_select *sel)
         v->took_from_pool = true;
     }
     pthread_mutex_unlock(&v->store->lock);
+    if (does)
+        *delta = new_delta(p, m);
     for (size_t i = 0; does && i < m->n_files; i++) {
         for (size_t b = 0; b < m->files[i].n_blocks; b++) {
-            all = all && (p->has[i][b] ||
-                          !ws_delta_at(p->kept, i, b)); /* a record that made nothing is not passed on */
-            p->has[i][b] = make(p, m, i, b);            /* from here on: is right */
+            const bool by_record = p->has[i][b];
+            p->has[i][b] = make(p, m, i, b); /* from here on: is right */
+            if (by_record && p->has[i][b])
+                keep_record(*delta, p, i, b);
         }
         atomic_store(&v->files[i].region, p->regions[i]);
         p->regions[i] = NULL;
-        for (size_t b = 0; b < m->files[i].n_blocks; b++) {
-            all = all && p->has[i][b];
+        for (size_t b = 0; b < m->files[i].n_blocks; b++)
             if (p->has[i][b])
                 ws_content_arrived(v, i, b);
-        }
     }
     if (does) {
         atomic_fetch_add(&v->moved_bytes, p->came);
         atomic_store(&v->way_chosen, true);
-        if (all)
-            keep_delta(p, v);
         ws_waiters_wake(v);
     }
     release(p);

@@ -16,7 +16,11 @@ bool ws_spare_give_back(struct ws_model *m);
 /* As ws_puller's end_coming. With store->lock. */
 void ws_spare_end(struct ws_model *m, const struct ws_poller *from);
 /* Gives the pull's version the spare that was made for it, if there is one and most of it is right. False: it has nothing of one.
- * By the pull's thread, without any lock. */
-bool ws_spare_take(struct ws_source_select *sel);
+ * *delta: what leads to it, which the caller ends; NULL: no memory for that. By the pull's thread, without any lock. */
+struct ws_spare_delta;
+bool ws_spare_take(struct ws_source_select *sel, struct ws_spare_delta **delta);
+/* The pull is over. Where all of v is there the model keeps the delta, with what no record made compared: engines are patched by
+ * it, and other mounts take it. Frees it; NULL is fine. Without any lock. */
+void ws_spare_delta_end(struct ws_spare_delta *delta, struct ws_version *v, const atomic_bool *stop);
 
 #endif

@@ -1,4 +1,5 @@
 #include "fs/store/comparison.h"
+#include "fs/store/content.h"
 #include "fs/store/version.h"
 #include <assert.h>
 
@@ -29,4 +30,15 @@ void ws_comparison_end(struct ws_comparison *c)
     pthread_mutex_unlock(&s->lock);
     ws_version_put(c->base);
     ws_version_put(c->target);
+}
+
+struct ws_delta_side ws_comparison_side(struct ws_version *v, const unsigned char **files)
+{
+    const struct ws_manifest *m = atomic_load(&v->manifest);
+
+    for (size_t i = 0; i < m->n_files; i++) {
+        struct ws_region *r = ws_content_region(v, i);
+        files[i] = r ? ws_region_data(r) : NULL;
+    }
+    return (struct ws_delta_side){.manifest = m, .files = files};
 }

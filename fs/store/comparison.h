@@ -4,6 +4,7 @@
 #ifndef WS_FS_STORE_COMPARISON_H
 #define WS_FS_STORE_COMPARISON_H
 #include "fs/store/state.h"
+#include "transports/delta/encode.h"
 
 struct ws_comparison {
     struct ws_version *base, *target; /* counted */
@@ -16,5 +17,7 @@ void ws_comparison_begin(struct ws_comparison *c, struct ws_version *base, struc
 void ws_comparisons_stop(struct ws_store *s, const struct ws_version *of); /* NULL: all */
 /* Without it: puts both. */
 void ws_comparison_end(struct ws_comparison *c);
+/* All of a version that is whole, as an encoder takes it. files: room for as many as it has; borrowed, as the version is. */
+struct ws_delta_side ws_comparison_side(struct ws_version *v, const unsigned char **files);
 
 #endif

@@ -14,6 +14,7 @@ import urllib.error
 from between import Between
 from proxy import Proxy
 from ranks import Rank, expected
+from relay import Relay
 from world import *
 
 ELEMENTS = 48 << 20  # several batches
@@ -136,6 +137,11 @@ def test_not_where_nobody_takes_deltas():
     assert t.rank.answer() == f"offloaded {t.version}"
 
 
+def same_bytes(mount, t):
+    got, want = tensors_of(mount.file("actor", t.version, "model.safetensors")), expected(t.version, ELEMENTS)
+    assert {n: bytes(g[2]) for n, g in got.items()} == {n: w[2] for n, w in want.items()}
+
+
 def pulled_while_written(mount, t):
     """The next version, pulled by a mount that was told of it in the middle: the line of its status."""
     t.begin()
@@ -145,22 +151,28 @@ def pulled_while_written(mount, t):
     assert t.rank.ask(f"wait {t.version}") == f"published {t.version}"
     wait_for(lambda: os.path.isdir(mount.file("actor", t.version)), f"version {t.version}")
     mount.write(f"pull {t.version}", "actor/ctl")
-    got, want = tensors_of(mount.file("actor", t.version, "model.safetensors")), expected(t.version, ELEMENTS)
-    assert {n: bytes(g[2]) for n, g in got.items()} == {n: w[2] for n, w in want.items()}
+    same_bytes(mount, t)
     return next(line for line in mount.text("actor/status").splitlines() if line.startswith(f"version.{t.version} "))
 
 
 def test_mount():
-    "a mount patches a spare copy while the version is written, and has its bytes right"
+    "a mount patches a spare copy while the version is written, has its bytes right, and gives mounts that pull from it the delta"
     need_fuse()
     t = Trainer()
-    m = Mount(t.agent.url, "cache=1G,provisional=on")
-    m.wait_version("actor", t.version)
-    m.write(f"pull {t.version}", "actor/ctl")
-    lines = [pulled_while_written(m, t) for _ in range(2)]
+    m = Relay(t.agent.url, "cache=1G,provisional=on")
+    below = Mount(m.url, "cache=1G")
+    for mount in m, below:
+        mount.wait_version("actor", t.version)
+        mount.write(f"pull {t.version}", "actor/ctl")
+    lines = []
     while sum("patched while it was written" in line for line in lines) < 2:  # on a busy machine records may come late
         assert len(lines) < 8, lines
         lines.append(pulled_while_written(m, t))
+        below.wait_version("actor", t.version)
+        below.write(f"pull {t.version}", "actor/ctl")
+        line = next(line for line in below.text("actor/status").splitlines() if line.startswith(f"version.{t.version} "))
+        assert "full" not in line or "patched" not in lines[-1], line
+        same_bytes(below, t)
 
 
 def test_mount_abandoned():
@@ -178,8 +190,7 @@ def test_mount_abandoned():
     t.offload()
     m.wait_version("actor", t.version)
     m.write(f"pull {t.version}", "actor/ctl")
-    got, want = tensors_of(m.file("actor", t.version, "model.safetensors")), expected(t.version, ELEMENTS)
-    assert {n: bytes(g[2]) for n, g in got.items()} == {n: w[2] for n, w in want.items()}
+    same_bytes(m, t)
     pulled_while_written(m, t)
 
 
@@ -288,8 +299,7 @@ def test_ended_in_the_middle(who):
     t.offload()
     wait_for(lambda: os.path.isdir(m.file("actor", t.version)), f"version {t.version}")
     m.write(f"pull {t.version}", "actor/ctl")
-    got, want = tensors_of(m.file("actor", t.version, "model.safetensors")), expected(t.version, ELEMENTS)
-    assert {n: bytes(g[2]) for n, g in got.items()} == {n: w[2] for n, w in want.items()}
+    same_bytes(m, t)
 
 
 class Silent(Proxy):
