@@ -3,6 +3,7 @@
 """What is sent of a version while its ranks still write it: the agent lists and serves its records, and forgets them when the version is
 abandoned or announced; mounts patch a spare copy with them."""
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -13,7 +14,7 @@ import urllib.error
 
 from between import Between
 from proxy import Proxy
-from ranks import Rank, expected
+from ranks import Rank, Refused, expected
 from relay import Relay
 from world import *
 
@@ -124,6 +125,17 @@ def test_abandoned(how):
         t.agent.end()
         t.rank.kill()
     early.close()
+
+
+def test_agent_ends_while_it_gets_them():
+    "the offload says that the agent has ended, as wsync.h promises, and the next one connects anew"
+    t = Trainer()
+    t.begin()
+    t.agent.kill()
+    t.go_on()
+    with pytest.raises(Refused) as e:
+        t.rank.answer()
+    assert e.value.errno == errno.ECONNRESET, e.value
 
 
 def test_not_where_nobody_takes_deltas():

@@ -34,10 +34,11 @@ struct ws_publisher_compare {
     struct ws_region **regions; /* of the version before, while a version is begun; NULL: it is not mapped */
     struct ws_version_bytes base_version, slot;
     unsigned n_runs;
-    bool offered; /* by the agent, for the begun version */
-    bool gives;   /* it takes that version's records as they come, and has refused none */
-    bool ran;     /* in it */
-    bool doubts;  /* a block that was read back was wrong: lines are not trusted any more */
+    bool offered;         /* by the agent, for the begun version */
+    bool gives;           /* it takes that version's records as they come, and has refused none */
+    struct ws_error lost; /* why the connection ended with them; code 0: it did not */
+    bool ran;             /* in it */
+    bool doubts;          /* a block that was read back was wrong: lines are not trusted any more */
     struct ws_pass_choice choice;
     char how[WS_OFFLOAD_HOW];
 };
@@ -197,6 +198,7 @@ void ws_publisher_compare_begin(struct wsync_publisher *p, const json_t *reply, 
         return;
     c->ran = false;
     c->gives = json_is_true(json_object_get(reply, "records"));
+    c->lost.code = 0;
     read_version(reply, "base", &c->base_version);
     read_version(reply, "holds", &c->slot);
     c->offered = n > 0 && ws_version_id_equal(&c->base_version.id, &c->last.version);
@@ -255,7 +257,7 @@ static json_t *new_hashes(const struct ws_publisher_compare *c, const struct wsy
     return all;
 }
 
-/* What is not taken, or lost with the connection, is no reason to stop: the commit says what became of the version. */
+/* What is not taken is no reason to stop: the commit says what became of the version. */
 void ws_publisher_compare_give(struct wsync_publisher *p)
 {
     struct ws_publisher_compare *c = p->compare;
@@ -275,8 +277,16 @@ void ws_publisher_compare_give(struct wsync_publisher *p)
     if (fd >= 0)
         close(fd);
     c->gives = rc == 0;
+    if (rc < 0 && p->sock < 0)
+        c->lost = err;
     if (rc < 0)
         ws_log(WS_LOG_DEBUG, "publisher", "no more records before the commit error=\"%s\"", err.text);
+}
+
+int ws_publisher_compare_gave(const struct wsync_publisher *p, struct ws_error *err)
+{
+    const struct ws_publisher_compare *c = p->compare;
+    return c && c->lost.code ? ws_error_set(err, c->lost.code, "%s", c->lost.text) : 0;
 }
 
 static void doubt(struct ws_publisher_compare *c)

@@ -311,6 +311,8 @@ static int run_plan(struct wsync_publisher *p, struct ws_copy_plan *plan, const 
         rc = ws_copy_plan_run(plan, &run, p->workers, err);
     if (rc == 0 && !on_device && all)
         ws_publisher_compare_ran(p, ws_clock_ns() - began);
+    if (rc == 0 && run.some_done)
+        rc = ws_publisher_compare_gave(p, err);
     if (rc == 0 && on_device) {
         rc = ws_d2h_end(p->d2h, p->overflows, p->n_params, err);
         report(p, began);

@@ -161,6 +161,7 @@ void ws_publisher_delta_free(struct ws_publisher_delta *d); /* NULL is fine */
  *   run       for the plan that puts all parameters, from the host; NULL: it is copied
  *   gives     does the agent take records while that runs?
  *   give      gives it those of the blocks that were done since
+ *   gave      after the plan: the error with which the connection ended meanwhile; 0: it did not
  *   ran       that plan has run, in so long
  *   end       nothing reads the version before any more
  *   export    adds the list of changes to the body of commit; returns a descriptor that the caller owns, or -1
@@ -171,6 +172,7 @@ void ws_publisher_compare_begin(struct wsync_publisher *p, const json_t *reply, 
 struct ws_copy_plan_compare *ws_publisher_compare_run(struct wsync_publisher *p);
 bool ws_publisher_compare_gives(const struct wsync_publisher *p);
 void ws_publisher_compare_give(struct wsync_publisher *p);
+int ws_publisher_compare_gave(const struct wsync_publisher *p, struct ws_error *err);
 void ws_publisher_compare_ran(struct wsync_publisher *p, uint64_t took_ns);
 void ws_publisher_compare_end(struct wsync_publisher *p);
 int ws_publisher_compare_export(struct wsync_publisher *p, json_t *body, struct ws_error *err);
