@@ -219,10 +219,11 @@ static int borrow(struct making *k, uint64_t bytes)
     struct ws_error why;
     int rc = 0;
     pthread_mutex_lock(&k->lock);
-    ws_version_retain(k->comparison.base, 1);
-    while (rc == 0 && bytes > k->borrowed)
+    while (rc == 0 && bytes > k->borrowed) {
+        ws_version_retain(k->comparison.base, 1);
         rc = ws_cache_budget_borrow(k->comparison.target, STEP, &k->borrowed, &k->comparison.stop, &why);
-    ws_version_retain(k->comparison.base, -1);
+        ws_version_retain(k->comparison.base, -1);
+    }
     pthread_mutex_unlock(&k->lock);
     return rc == -ECANCELED ? -ESTALE : rc;
 }

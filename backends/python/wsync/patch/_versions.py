@@ -34,4 +34,6 @@ def is_version(path: str, served_path: Optional[str], served: dict[str, Any]) ->
 def _manifest_alone(path: str) -> dict[str, Any]:
     with open(os.path.join(path, MANIFEST), "rb") as f:
         manifest = json.loads(f.read(MAX_MANIFEST_BYTES))
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{path}/{MANIFEST} is no manifest of a version")
     return {key: manifest.get(key) for key in KEYS}
