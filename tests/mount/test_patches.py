@@ -378,6 +378,18 @@ def test_put_comes_late(api):
     w.holds(e, 1)
 
 
+def test_note_without_a_plan():
+    "a note of a plan that was dropped, as by another controller, changes nothing, and the answer says why"
+    w = World()
+    e = w.engine("e", api="sglang", options="update=patch")
+    w.load(1)
+    body = {"model_path": w.mount.file("actor/2"), "weight_version": "2@dir", "manifest": {"wsync_patch": {"plan": "gone"}}}
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        e.ask("/update_weights_from_disk", body)
+    assert "holds this plan" in json.load(refused.value)["message"]
+    w.holds(e, 1)
+
+
 @pytest.mark.parametrize("api", APIS)
 def test_drift(api):
     "verify= finds a bit that is another than the file's: alarm, count, and the whole version"

@@ -69,6 +69,15 @@ static bool is_dummy(const struct ws_reference *r, const char *format)
     return strcmp(format, "dummy") == 0;
 }
 
+static void take_note(struct ws_reference *r, const char *plan, const char *path, const char *version,
+                      struct ws_http_answer *a)
+{
+    if (ws_reference_patch_note(r, plan, path, version))
+        answer_success(a, true, "A note of what was patched.");
+    else
+        answer_success(a, false, "no worker holds this plan, so nothing was noted, and nothing loaded");
+}
+
 static void update_from_disk(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_reference *r = self;
@@ -87,9 +96,7 @@ static void update_from_disk(void *self, struct ws_http_incoming *in, struct ws_
     else if (is_dummy(r, json_string_value(json_object_get(in->json, "load_format"))))
         answer_success(a, false, "Failed to get model loader: DummyModelLoader.");
     else if (note)
-        answer_success(
-            a, ws_reference_patch_note(r, json_string_value(json_object_get(note, "plan")), path, text),
-            "A note of what was patched.");
+        take_note(r, json_string_value(json_object_get(note, "plan")), path, text, a);
     else if (draft && r->transfers)
         load_draft(r, draft, a);
     else if (text && r->refuse && strcspn(text, "@") == strlen(r->refuse) &&
