@@ -428,6 +428,13 @@ def test_start_fails(manager, monkeypatch):
     assert [type(error) for _, error in told] == [wsync.Error]
 
 
+def test_agent_fails(manager, monkeypatch):
+    """an agent that ends at once: the error has the end of its log"""
+    monkeypatch.setenv("WSYNC_AGENT_OPTIONS", "--no-such-option")
+    with pytest.raises(wsync.Error, match="ended at once(.|\n)*no-such-option"):
+        manager().initialize(parameters().items(), 0, 0)
+
+
 def test_shutdown_during_a_call(manager):
     """another thread is in a call of the publisher: that is said, and the agent is ended all the same"""
     m = manager()

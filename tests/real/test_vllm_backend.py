@@ -17,6 +17,8 @@ WRONG = {"missing": f"missing {DAMAGED}", "extra": f"extra {DAMAGED}.scale", "sh
          "dtype": f"differs {DAMAGED}: F32 [64,128], was BF16 [64,128]", "head": "differs lm_head.weight: BF16 [992,64], was BF16 [1000,64]",
          "truncated": "it is cut off", "none": "No such file"}
 KEY = "model.layers.0.self_attn.k_proj.weight"
+LATE_SECONDS = 10  # the limit of every call, of loads by two workers too: a loaded machine needs more than 2 s for one
+LATE = f"timeout={LATE_SECONDS} pause-timeout={LATE_SECONDS}"
 
 
 def refused(call, *args, **kwargs):
@@ -158,9 +160,9 @@ def test_late_question(w):
     "kind vllm, two workers: one is late before the pause, when it is asked about patches; the version is loaded, and no answer is another call's"
     w.server.load(w.path(1))
     proxy = Proxy(w.server)
-    w.engine("asked", proxy, "timeout=2 pause-timeout=20")
+    w.engine("asked", proxy, LATE)
     second = [pid for pid in w.server.workers() if "Worker" in name_of(pid)][1]
-    proxy.before[VLLM.load_path] = lambda: (proxy.before.clear(), freeze([second], 3))
+    proxy.before[VLLM.load_path] = lambda: (proxy.before.clear(), freeze([second], LATE_SECONDS + 2))
     for version in (2, 1):
         w.switch(version)
         w.check(version)
@@ -172,12 +174,12 @@ def test_plain_kind(w):
     "kind vllm, two workers: a late reply is waited for before the rollback; after a failed load no reply counts"
     w.server.load(w.path(1))
     proxy = Proxy(w.server)
-    w.engine("two", proxy, "timeout=2 pause-timeout=20 update=whole")  # nothing but loads comes by that route
+    w.engine("two", proxy, f"{LATE} update=whole")  # nothing but loads comes by that route
     for version in (2, 1):
         w.switch(version)
         w.check(version)
     second = [pid for pid in w.server.workers() if "Worker" in name_of(pid)][1]
-    proxy.before[VLLM.load_path] = lambda: (proxy.before.clear(), freeze([second], 3))
+    proxy.before[VLLM.load_path] = lambda: (proxy.before.clear(), freeze([second], LATE_SECONDS + 2))
     assert w.refused(2) == "ETIMEDOUT" and "brought back" in w.last_error(), w.last_error()
     assert w.engines()["two"].startswith("serving 1 "), w.engines()
     assert w.server.rpc("check_health") == [None, None]

@@ -31,6 +31,7 @@ from typing import Any, Optional
 
 from .lib import _agents
 from .lib._library import Error, Timeout
+from .lib._processes import COMMAND, POLL_SECONDS, tail
 from .publish import _ranks
 from .publish._held import Source, Tensors, detached
 from .publish._publisher import Publisher
@@ -242,7 +243,7 @@ class _Agent:
             _end_left_behind(path)
             log_file = log_file or f"{path}.log"
             os.makedirs(os.path.dirname(os.path.abspath(log_file)), exist_ok=True)
-            command = [_agents.COMMAND, "agent", "--listen", "none", "--socket", path, "--astraflow", f"{_model()}=0.0.0.0:{port}",
+            command = [COMMAND, "agent", "--listen", "none", "--socket", path, "--astraflow", f"{_model()}=0.0.0.0:{port}",
                        *([] if makes_deltas else ["--delta-cache", "0"]), *shlex.split(os.environ.get("WSYNC_AGENT_OPTIONS", ""))]
             with open(log_file, "ab") as out:
                 self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd="/")
@@ -257,10 +258,10 @@ class _Agent:
         deadline = time.monotonic() + START_SECONDS
         while _agents._agent_pid(path) is None:
             if self._process.poll() is not None:
-                raise Error(errno.ECHILD, f"the agent for AstraFlow's receivers ended at once; the end of {log_file}:\n{_agents._tail(log_file)}")
+                raise Error(errno.ECHILD, f"the agent for AstraFlow's receivers ended at once; the end of {log_file}:\n{tail(log_file)}")
             if time.monotonic() > deadline:
-                raise Timeout(errno.ETIMEDOUT, f"the agent for AstraFlow's receivers does not answer; the end of {log_file}:\n{_agents._tail(log_file)}")
-            time.sleep(_agents.POLL_SECONDS)
+                raise Timeout(errno.ETIMEDOUT, f"the agent for AstraFlow's receivers does not answer; the end of {log_file}:\n{tail(log_file)}")
+            time.sleep(POLL_SECONDS)
 
     def end(self) -> None:
         if os.getpid() != self._owner:  # a forked child exits
@@ -302,7 +303,7 @@ def _end_left_behind(path: str) -> None:
     while _agents._agent_pid(path) == pid:
         if time.monotonic() > deadline:
             raise Timeout(errno.ETIMEDOUT, f"the agent {pid} that an earlier trainer has left at {path} does not end: kill it")
-        time.sleep(_agents.POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 _running: set[_Agent] = set()  # also those whose manager is forgotten
