@@ -36,6 +36,8 @@ static void pass_through(const struct written *w, struct written_node *n, struct
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
     if (!n->is_plain)
         fi->backing_id = n->backing;
+#else
+    (void)fi;
 #endif
 }
 
