@@ -55,6 +55,10 @@ class Wheel(bdist_wheel):
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]
 
+    def run(self):
+        shutil.rmtree(self.bdist_dir, ignore_errors=True)  # of a build that was killed
+        super().run()
+
 
 os.makedirs(SCRATCH, exist_ok=True)
 setup(version=version(), distclass=Binary, cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": Wheel},
