@@ -516,7 +516,15 @@ static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t at, st
             break;
         fits = next - begin;
     }
-    fuse_reply_buf(req, l->bytes ? l->bytes + begin : NULL, fits);
+    char *answered = malloc(fits + 1); /* the listing may be released before the reply returns */
+    if (!answered) {
+        reply(req, -ENOMEM);
+        return;
+    }
+    if (fits)
+        memcpy(answered, l->bytes + begin, fits);
+    fuse_reply_buf(req, answered, fits);
+    free(answered);
 }
 
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
