@@ -209,6 +209,12 @@ bool written_has_writer(const struct written *w, const struct written_top *top)
 
 void written_free(struct written *w)
 {
+    while (!LIST_EMPTY(&w->files)) {
+        struct written_file *f = LIST_FIRST(&w->files);
+        LIST_REMOVE(f, entry);
+        close(f->fd);
+        free(f);
+    }
     for (size_t i = 0; i < WRITTEN_BUCKETS; i++)
         for (struct written_node *n = w->buckets[i], *next; n; n = next) {
             next = n->next;

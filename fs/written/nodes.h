@@ -5,6 +5,7 @@
 #include "fs/written/written.h"
 #include "transports/base/limits.h"
 #include <pthread.h>
+#include <sys/queue.h>
 #include <sys/stat.h>
 
 struct fuse_session;
@@ -40,6 +41,13 @@ struct written_node {
     bool is_plain;
 };
 
+/* An open file; fi->fh. */
+struct written_file {
+    LIST_ENTRY(written_file) entry; /* guarded by lock */
+    int fd;
+    bool writes; /* and is counted in its node's writers */
+};
+
 struct written {
     const struct ws_written_options *options;
     int lower, memory; /* memory -1: none */
@@ -50,6 +58,7 @@ struct written {
     struct written_node root;
     struct written_node *buckets[WRITTEN_BUCKETS];
     struct written_top *tops;
+    LIST_HEAD(, written_file) files; /* those that are open at the end are never released */
     struct fuse_session *session;
     uint64_t last_number; /* of a constant name */
 };

@@ -7,15 +7,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* An open file; fi->fh. */
-struct open_file {
-    int fd;
-    bool writes;
-};
-
-static struct open_file *file_of(const struct fuse_file_info *fi)
+static struct written_file *file_of(const struct fuse_file_info *fi)
 {
-    return (struct open_file *)(uintptr_t)fi->fh;
+    return (struct written_file *)(uintptr_t)fi->fh;
 }
 
 /* With the lock. All that have a file open have it in the same way: the kernel mixes no two. */
@@ -42,9 +36,9 @@ static void pass_through(const struct written *w, struct written_node *n, struct
 }
 
 /* With the lock. */
-static int open_node(const struct written *w, struct written_node *n, int fd, struct fuse_file_info *fi)
+static int open_node(struct written *w, struct written_node *n, int fd, struct fuse_file_info *fi)
 {
-    struct open_file *f = calloc(1, sizeof(*f));
+    struct written_file *f = calloc(1, sizeof(*f));
 
     if (!f) {
         close(fd);
@@ -56,6 +50,7 @@ static int open_node(const struct written *w, struct written_node *n, int fd, st
     n->open++;
     n->refs++;
     n->writers += f->writes;
+    LIST_INSERT_HEAD(&w->files, f, entry);
     fi->fh = (uintptr_t)f;
     return 0;
 }
@@ -66,13 +61,14 @@ static int flags_below(const struct fuse_file_info *fi)
     return (fi->flags & ~(O_APPEND | O_CREAT | O_EXCL | O_NOFOLLOW)) | O_CLOEXEC;
 }
 
-static void close_file(struct written *w, struct written_node *n, struct open_file *f)
+static void close_file(struct written *w, struct written_node *n, struct written_file *f)
 {
     pthread_mutex_lock(&w->lock);
     if (--n->open == 0 && n->backing) {
         ws_backing_close(w->session, n->backing);
         n->backing = 0;
     }
+    LIST_REMOVE(f, entry);
     n->writers -= f->writes;
     if (f->writes)
         written_note(w, n->top, n->name);
@@ -186,7 +182,7 @@ static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     struct written *w = written_of(req);
     struct written_node *n = written_node_of(req, ino);
-    struct open_file *f = file_of(fi);
+    struct written_file *f = file_of(fi);
 
     pthread_mutex_lock(&w->lock);
     if (f->writes && n->top && is_last_close(req, w, n)) {

@@ -369,10 +369,15 @@ def test_end_in_a_sync():
     "a mount that is ended while it reconciles an engine, and has only paused it, resumes it"
     _, mount, folders = world()
     engine = Engine(folders[1])
-    between = Between(engine, "/server_info")  # queried between pause and load
+    between = Between(engine, "/server_info")  # queried between pause and load, as it reports the version already
     mount.write(f"engine add e sglang {between.url}", "actor/ctl")
     mount.write("1", "actor/version")
-    between.hold = True
+
+    def hold_after_pause(path, text):
+        between.hold = between.hold or path.startswith("/pause")
+        return text
+
+    between.change = hold_after_pause
     writer = threading.Thread(target=lambda: mount.refused("engine sync e", "actor/ctl"))
     writer.start()
     at_end(writer.join)

@@ -189,7 +189,7 @@ def test_lineage():
     mount.write("2", "actor/version")
     told, sum_of_old = engine.serves(whole=True), engine.checksum()
     r = agent.publish("actor", 1, folders[1], check=False)
-    assert r.returncode == 1 and "--new-run" in r.stderr, r.stderr
+    assert r.returncode == 3 and "--new-run" in r.stderr, r.stderr
     other = checkpoint(MEDIUM, seed=9)
     agent.publish("actor", 2, other, "--new-run")
     wait_for(lambda: any("@" in n for n in os.listdir(mount.file("actor"))), "the superseded name")

@@ -413,6 +413,7 @@ static void open_world(struct world *w)
     w->compare.widths = w->widths;
     w->compare.first_block = w->first_block;
     w->compare.base_hashes = w->hashes;
+    w->compare.hashes = w->next;
     w->compare.base_hashed = w->hashed;
     w->compare.check_every = 1;
     assert_true(w->hashes && w->next && w->hashed && w->compare.lines && w->compare.history &&
