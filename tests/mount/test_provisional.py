@@ -1,5 +1,5 @@
 # timeout: 600, takes: 90
-# sanitizers: address thread
+# sanitizers: address
 """What is sent of a version while its ranks still write it: the agent lists and serves its records, and forgets them when the version is
 abandoned or announced; mounts patch a spare copy with them."""
 import contextlib
