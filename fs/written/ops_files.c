@@ -2,6 +2,7 @@
 #include "fs/written/committer.h"
 #include "fs/written/descriptors.h"
 #include "fs/written/ops.h"
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -63,6 +64,7 @@ static int flags_below(const struct fuse_file_info *fi)
 
 static void close_file(struct written *w, struct written_node *n, struct written_file *f)
 {
+    assert(n);
     pthread_mutex_lock(&w->lock);
     if (--n->open == 0 && n->backing) {
         ws_backing_close(w->session, n->backing);

@@ -227,6 +227,7 @@ static bool copy_block(const struct ws_copy_plan *p, struct ws_copy_job *j, unsi
         writer.compare = ws_copy_plan_compare_begin(p, j, h, worker);
     for (size_t n; s < end && (h || p->run->data); s += n) {
         n = h ? ws_copy_plan_interleaved(s, (size_t)(end - s)) : 1;
+        assert(n <= 1 || cursors); /* n is at most j->most_interleaved */
         if (n > 1)
             put_merged(p, s, n, cursors, &writer);
         else if (!is_placed(s))
