@@ -58,7 +58,7 @@ struct written {
     struct written_node root;
     struct written_node *buckets[WRITTEN_BUCKETS];
     struct written_top *tops;
-    LIST_HEAD(, written_file) files; /* those that are open at the end are never released */
+    LIST_HEAD(written_files, written_file) files; /* those that are open at the end are never released */
     struct fuse_session *session;
     uint64_t last_number; /* of a constant name */
 };

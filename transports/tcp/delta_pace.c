@@ -11,10 +11,9 @@
 struct ws_delta_race *ws_delta_race_join(struct ws_delta_races *races, const struct ws_delta *delta,
                                          unsigned parts, uint64_t now_ns)
 {
-    struct ws_delta_race *r;
-    LIST_FOREACH(r, races, entry)
-    if (r->delta == delta && r->parts == parts)
-        break;
+    struct ws_delta_race *r = LIST_FIRST(races);
+    while (r && (r->delta != delta || r->parts != parts))
+        r = LIST_NEXT(r, entry);
     if (!r) {
         r = calloc(1, sizeof(*r) + parts * sizeof(r->part[0]));
         if (!r)
