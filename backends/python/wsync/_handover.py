@@ -34,6 +34,15 @@ class Sender:
         """Publishes the tensors; returns when receivers can have them and the tensors may change. All of pairs is taken, also after an
         error, as other ranks may wait in it. A tensor is copied before the next one is taken; the first time all are first copied into
         host memory, since a version's layout must be known before its first byte."""
+        rest = iter(pairs)
+        try:
+            self._publish(rest)
+        except Exception:
+            for _ in rest:
+                pass
+            raise
+
+    def _publish(self, pairs: Iterable[tuple[str, Any]]) -> None:
         if self._layout is None:
             pairs = [(name, _copied(tensor)) for name, tensor in pairs]
             layout = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in pairs]
