@@ -421,8 +421,7 @@ static void keep_record(struct ws_spare_delta *d, const struct ws_spare *p, size
     if (!copy)
         return;
     memcpy(copy, r, sizeof(*r) + r->bytes);
-    if (ws_delta_add(d->delta, copy) < 0)
-        free(copy);
+    (void)!ws_delta_add(d->delta, copy); /* which owns it, also on failure */
 }
 
 void ws_spare_delta_end(struct ws_spare_delta *d, struct ws_version *v, const atomic_bool *stop)

@@ -117,6 +117,8 @@ int ws_engine_step_query(struct ws_switch_engine *se)
     bool restarted = false;
     int rc = ws_engine_ready(se->engine, se->run->control, &se->err);
     ws_engine_step_call(se, false, &call);
+    if (rc == 0) /* one that is stopped is not waited for as long as a load may take */
+        rc = se->engine->ops->serving(&call.target, &now, &se->err);
     if (rc == 0)
         rc = ws_engine_settle(se->engine->ops, &call.target, &now, &se->err);
     if (rc == 0) {

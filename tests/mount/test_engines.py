@@ -866,3 +866,16 @@ def test_load_comes_late():
     mount.write("engine sync e", "actor/ctl")
     assert engine.serves() == "1" and mount.engines()["e"].startswith("serving 1 ")
     wait_for(lambda: not mount.text("actor/last_error"), "the error to be over")
+
+
+def test_questions_before_the_pause():
+    "what an engine serves is asked first, which one that is stopped is waited for shortly; then it is waited for as a load may last; not again in the pause"
+    _, mount, folders = world()
+    between, asked = Between(Engine(folders[1])), []
+    add(mount, "e", between)
+    mount.write("1", "actor/version")
+    between.before = lambda path, body: asked.append(path)
+    mount.write("2", "actor/version")
+    paused, loaded = asked.index("/pause_generation"), asked.index("/update_weights_from_disk")
+    assert asked.index("/model_info") < asked.index("/server_info") < paused < loaded, asked
+    assert "/server_info" not in asked[paused:loaded] and "/model_info" not in asked[paused:loaded], asked

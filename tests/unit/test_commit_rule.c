@@ -16,6 +16,8 @@
 
 #include <cmocka.h>
 
+#include "tests/fixtures/filled_folder.h"
+
 #define LENGTH(a) (sizeof(a) / sizeof((a)[0]))
 #define INDEX     "model.safetensors.index.json"
 #define INDEX_OF_TWO                                                                                         \
@@ -31,28 +33,15 @@ static int setup(void **state)
     return private_folder(dir, sizeof(dir), "folder") ? 0 : -1;
 }
 
-static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st, (void)type, (void)ftw;
-    return remove(path);
-}
-
 static int teardown(void **state)
 {
     (void)state;
-    return nftw(dir, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    return folder_remove(dir);
 }
 
 static void put(const char *name, const void *bytes, size_t n)
 {
-    char path[512];
-    FILE *f;
-
-    snprintf(path, sizeof(path), "%s/%s", dir, name);
-    f = fopen(path, "w");
-    assert_non_null(f);
-    assert_int_equal(fwrite(bytes, 1, n, f), n);
-    assert_int_equal(fclose(f), 0);
+    folder_put(dir, name, bytes, n);
 }
 
 static void put_text(const char *name, const char *text)
@@ -60,29 +49,9 @@ static void put_text(const char *name, const char *text)
     put(name, text, strlen(text));
 }
 
-/* A weights file that holds these tensors (one letter each), U8 of two bytes. */
 static void put_weights(const char *name, const char *tensors)
 {
-    struct ws_tensor specs[16];
-    char names[16][2] = {0};
-    struct ws_safetensors *st = NULL;
-    size_t n = strlen(tensors);
-    void *header = NULL;
-    char *file;
-
-    assert_true(n <= LENGTH(specs));
-    for (size_t i = 0; i < n; i++) {
-        names[i][0] = tensors[i];
-        specs[i] = (struct ws_tensor){.name = names[i], .dtype = WS_U8, .n_dims = 1, .shape = {2}};
-    }
-    assert_int_equal(ws_safetensors_layout(specs, n, NULL, &st, &header, &err), 0);
-    file = calloc(1, st->file_bytes);
-    assert_non_null(file);
-    memcpy(file, header, st->data_begin);
-    put(name, file, st->file_bytes);
-    free(file);
-    free(header);
-    ws_safetensors_free(st);
+    folder_put_weights(dir, name, tensors);
 }
 
 static void remove_file(const char *name)

@@ -17,6 +17,8 @@
 
 #include <cmocka.h>
 
+#include "tests/fixtures/filled_folder.h"
+
 #ifdef __has_feature /* clang */
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #define __SANITIZE_ADDRESS__ 1
@@ -228,18 +230,6 @@ static int open_folder(void)
     return rc;
 }
 
-static void put(const char *name, const void *bytes, size_t n)
-{
-    char path[128];
-    FILE *f;
-
-    snprintf(path, sizeof(path), "%s/%s", dir, name);
-    f = fopen(path, "w");
-    assert_non_null(f);
-    assert_int_equal(fwrite(bytes, 1, n, f), n);
-    assert_int_equal(fclose(f), 0);
-}
-
 static void test_folder(void **state)
 {
     static const char index[] = "{\"weight_map\":{\"x\":\"model.safetensors\"}}";
@@ -252,10 +242,10 @@ static void test_folder(void **state)
     (void)state;
     assert_true(private_folder(dir, sizeof(dir), "memory"));
     assert_int_equal(ws_safetensors_layout(&empty, 1, NULL, &st, &header, &err), 0);
-    put(names[0], header, st->data_begin);
-    put(names[1], header, st->data_begin);
-    put(names[2], "{}", 2);
-    put(names[3], index, sizeof(index) - 1);
+    folder_put(dir, names[0], header, st->data_begin);
+    folder_put(dir, names[1], header, st->data_begin);
+    folder_put(dir, names[2], "{}", 2);
+    folder_put(dir, names[3], index, sizeof(index) - 1);
     ws_safetensors_free(st);
     free(header);
     exhaust(open_folder);
