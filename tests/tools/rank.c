@@ -1,6 +1,7 @@
 /* A rank of a trainer that computes nothing: what its tensors hold follows from version and position, so that
  * any reader can check every byte.
  *   rank AGENT MODEL RANK WORLD ELEMENTS [new-run] [run=ID] [salt=N] [timeout=MS] [seed=N] [shard=BYTES]
+ *        [threads=N]
  * The model's tensors, with E = ELEMENTS:
  *   rows    BF16 [E/64, 64]   each rank holds a box of rows, the last ones more
  *   flat    U16 [E/2 + 7]     each rank holds a range, not of equal sizes
@@ -171,7 +172,7 @@ int main(int argc, char **argv)
     char line[128], more[32] = "";
     if (argc < 6) {
         fprintf(stderr, "usage: rank AGENT MODEL RANK WORLD ELEMENTS [new-run] [run=ID] [salt=N] "
-                        "[timeout=MS] [seed=N] [shard=BYTES]\n");
+                        "[timeout=MS] [seed=N] [shard=BYTES] [threads=N]\n");
         return 2;
     }
     wsync_config config = {.struct_size = sizeof(config),
@@ -193,6 +194,8 @@ int main(int argc, char **argv)
             config.timeout_ms = (unsigned)strtoul(argv[i] + 8, NULL, 10);
         if (strncmp(argv[i], "shard=", 6) == 0)
             config.shard_bytes = strtoull(argv[i] + 6, NULL, 10);
+        if (strncmp(argv[i], "threads=", 8) == 0)
+            config.n_threads = (unsigned)strtoul(argv[i] + 8, NULL, 10);
         if (strncmp(argv[i], "seed=", 5) == 0)
             snprintf(more, sizeof(more), "%s.x", argv[i] + 5);
     }
