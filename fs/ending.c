@@ -120,7 +120,7 @@ int ws_ending_watch(struct ws_ending **out, const struct ws_ending_options *o)
     ending_signals(&held);
     e->options = *o;
     e->controls = true;
-    e->mounts = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+    e->mounts = o->place ? open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC) : -1;
     e->over = eventfd(0, EFD_CLOEXEC);
     e->signals = signalfd(-1, &held, SFD_CLOEXEC | SFD_NONBLOCK);
     int rc = e->over < 0 || e->signals < 0 || sigaction(WAKE, &interrupts, NULL) != 0

@@ -12,7 +12,8 @@
 #include <signal.h>
 
 struct ws_ending_options {
-    const struct ws_place *place; /* borrowed until ws_ending_over */
+    const struct ws_place
+        *place; /* borrowed until ws_ending_over; NULL: nobody here sees where it is mounted */
     void (*end_control)(void *arg);
     void (*reload)(void *arg); /* at SIGHUP, instead of the end; NULL: it ends the mount, too */
     void (*end_session)(

@@ -2,7 +2,9 @@
 #include "fs/ending.h"
 #include "fs/fuse/beacon.h"
 #include "fs/fuse/fs.h"
+#include "fs/fuse/given.h"
 #include "fs/fuse/invalidate.h"
+#include "fs/fuse/ops_checked.h"
 #include "fs/fuse/outside.h"
 #include "fs/fuse/readers.h"
 #include "fs/fuse/version_cache.h"
@@ -12,6 +14,7 @@
 #include "fs/relay.h"
 #include "fs/switch/settings_lock.h"
 #include "transports/base/audit_log.h"
+#include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/base/number.h"
 #include "transports/base/text.h"
@@ -33,8 +36,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define READ_AHEAD_KB    4096 /* of mounts that do not learn what is read */
-#define FIRST_CONTACT_MS 3000 /* a mount whose source is down comes up all the same, after this */
+#define READ_AHEAD_KB    4096  /* of mounts that do not learn what is read */
+#define BEGIN_MS         10000 /* for the kernel to begin with a mount that is there */
+#define FIRST_CONTACT_MS 3000  /* a mount whose source is down comes up all the same, after this */
 #define MAX_WORKERS      16
 
 /* --- how complete files will be read --- */
@@ -159,6 +163,18 @@ struct starter {
     int rc;         /* of the look at the mount */
 };
 
+/* A mount that somebody else makes cannot be looked at: it is there once the kernel has begun to talk. */
+static int wait_begun(const struct ws_fs *fs)
+{
+    const struct timespec wait = {.tv_nsec = WS_MS_NS};
+    for (unsigned ms = 0; ms < BEGIN_MS && !fuse_session_exited(fs->session); ms++) {
+        if (atomic_load(&fs->has_begun))
+            return 0;
+        (void)nanosleep(&wait, NULL);
+    }
+    return -ETIMEDOUT;
+}
+
 /* Runs beside the session's loop: inspects the mount as a user would, then reports that it is there. A mount
  * that cannot be inspected ends, and run returns the error. */
 static void *finish_start(void *arg)
@@ -166,8 +182,9 @@ static void *finish_start(void *arg)
     struct starter *s = arg;
     struct ws_fs *fs = s->fs;
     char path[4200];
+    const bool given = ws_mount_options_is_given(&fs->options);
     snprintf(path, sizeof(path), "%s/status", fs->options.mountpoint);
-    s->rc = ws_outside_stat(path);
+    s->rc = given ? wait_begun(fs) : ws_outside_stat(path);
     if (s->rc < 0) {
         end_connection(fs);
         return NULL;
@@ -187,7 +204,8 @@ static void *finish_start(void *arg)
             describe_reads(fs, strerror(-linked));
         }
     }
-    set_read_ahead(fs->place.dev, ws_store_learns(fs->store) ? WS_LEARNED_AHEAD_KB : READ_AHEAD_KB);
+    if (!given)
+        set_read_ahead(fs->place.dev, ws_store_learns(fs->store) ? WS_LEARNED_AHEAD_KB : READ_AHEAD_KB);
     ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
     (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
     if (s->ready_pipe >= 0 && write(s->ready_pipe, &s->rc, sizeof(s->rc)) != (ssize_t)sizeof(s->rc))
@@ -284,6 +302,21 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
     return rc;
 }
 
+/* libfuse takes the descriptor over. */
+static int use_given(struct ws_fs *fs, struct ws_error *err)
+{
+    struct ws_mount_options *o = &fs->options;
+    char name[32];
+    int rc = o->given < 0 ? ws_given_receive(o->given_socket, &o->given, err) : 0;
+    if (rc < 0)
+        return rc;
+    (void)fcntl(o->given, F_SETFD, FD_CLOEXEC);
+    snprintf(name, sizeof(name), "/dev/fd/%d", o->given);
+    return fuse_session_mount(fs->session, name) == 0
+               ? 0
+               : ws_error_set(err, EIO, "libfuse did not take descriptor %d, and said why above", o->given);
+}
+
 /* Where another daemon was faster, its mount is not covered. */
 static int mount_session(struct ws_fs *fs, struct ws_error *err)
 {
@@ -320,14 +353,16 @@ static int start_session(struct ws_fs *fs, struct ws_error *err)
     name[n] = 0;
     snprintf(text, sizeof(text), "-ofsname=%s", name);
     bad |= fuse_opt_add_arg(&args, text);
-    fs->session = bad ? NULL : fuse_session_new(&args, &ws_fs_ops, sizeof(ws_fs_ops), fs);
+    const bool given = ws_mount_options_is_given(o);
+    fs->session =
+        bad ? NULL : fuse_session_new(&args, given ? ws_ops_checked() : &ws_fs_ops, sizeof(ws_fs_ops), fs);
     fuse_opt_free_args(&args);
     if (!fs->session)
         return ws_error_set(err, EIO, "libfuse did not start a session");
     if (ws_invalidate_start(fs) < 0)
         return ws_error_set(err, EAGAIN, "cannot start a thread");
-    int rc = mount_session(fs, err);
-    if (rc < 0)
+    int rc = given ? use_given(fs, err) : mount_session(fs, err);
+    if (rc < 0 || given)
         return rc;
     rc = ws_place_record(&fs->place, o->mountpoint, fuse_session_fd(fs->session));
     if (rc == 0 && ws_beacon_light(fs->place.dev) < 0) /* the process's end puts it out */
@@ -370,7 +405,7 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     const bool started = rc == 0;
     if (rc == 0)
         rc =
-            ws_ending_watch(&ending, &(struct ws_ending_options){.place = &fs->place,
+            ws_ending_watch(&ending, &(struct ws_ending_options){.place = fs->place.at ? &fs->place : NULL,
                                                                  .end_control = end_control,
                                                                  .end_session = end_session,
                                                                  .reload = fs->options.config ? reload : NULL,
@@ -388,6 +423,11 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     end_connection(fs);
     if (started)
         pthread_join(thread, NULL);
+    if (s->rc < 0 && ws_mount_options_is_given(&fs->options))
+        return ws_error_set(err, -s->rc,
+                            "the kernel says nothing by the descriptor of /dev/fuse that this process was "
+                            "given: it is not mounted; "
+                            "mount(2) has to come before, with fd= of it");
     if (s->rc < 0)
         return ws_error_set(err, -s->rc, "the mount on %s cannot be looked at, and ended: %s",
                             fs->options.mountpoint, strerror(-s->rc));
@@ -560,7 +600,7 @@ static int run_in_background(const struct ws_mount_options *o, struct ws_error *
 
 int ws_session_run(const struct ws_mount_options *o, void (*ready)(void), struct ws_error *err)
 {
-    int rc = ws_place_check(o->mountpoint, err);
+    int rc = ws_mount_options_is_given(o) ? 0 : ws_place_check(o->mountpoint, err);
     if (rc < 0)
         return rc;
     return o->foreground ? run(o, ready, -1, err) : run_in_background(o, err);

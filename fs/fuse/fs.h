@@ -59,6 +59,7 @@ struct ws_fs {
     struct ws_place place; /* where the session is mounted, once it is */
     int settings;          /* the lock on them; -1: none, or control has ended */
     enum ws_reads reads;   /* what is in use; never WS_READS_AUTO */
+    atomic_bool has_begun; /* the kernel has said how it talks */
     atomic_bool has_links; /* link mode's tmpfs is below the mount: before that a link would lead nowhere */
     char mode_text[256];   /* the same for status, with the reason of a fallback */
     struct timespec start; /* times of all files */

@@ -47,8 +47,9 @@ struct shown {
 /* Could the caller read what the daemon can? */
 static bool is_root(fuse_req_t req)
 {
+    const struct ws_fs *fs = fuse_req_userdata(req);
     const uid_t uid = fuse_req_ctx(req)->uid;
-    return uid == 0 || uid == geteuid();
+    return uid == 0 || (uid == geteuid() && !ws_mount_options_is_given(&fs->options));
 }
 
 static struct ws_open_file *get_open_file(const struct fuse_file_info *fi)

@@ -400,6 +400,7 @@ static void op_init(void *arg, struct fuse_conn_info *conn)
         conn->max_backing_stack_depth = 0;
     }
 #endif
+    atomic_store(&fs->has_begun, true);
 }
 
 const struct fuse_lowlevel_ops ws_fs_ops = {

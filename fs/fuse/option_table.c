@@ -116,7 +116,8 @@ SET_NUMBER(set_keep, store.keep, 1000)
 SET_NUMBER(set_streams, store.streams, WS_MAX_STREAMS)
 SET_NUMBER(set_threads, store.threads, 1024)
 SET_NUMBER(set_device, store.device, 255)
-SET_NUMBER(set_uid, uid, UINT_MAX - 1)
+SET_NUMBER(keep_uid, uid, UINT_MAX - 1)
+SET_NUMBER(set_fuse_fd, given, INT_MAX)
 SET_NUMBER(keep_gid, gid, UINT_MAX - 1)
 
 static int set_strategy(struct ws_mount_options *o, const char *value)
@@ -162,6 +163,17 @@ static int set_deadline(struct ws_mount_options *o, const char *value)
     o->deadline_ms = (unsigned)n * 1000;
     o->store.deadline_ms = o->deadline_ms;
     return 0;
+}
+
+static int set_uid(struct ws_mount_options *o, const char *value)
+{
+    o->has_uid = true;
+    return keep_uid(o, value);
+}
+
+static int set_fuse_socket(struct ws_mount_options *o, const char *value)
+{
+    return keep_path(o, value, &o->given_socket);
 }
 
 static int set_gid(struct ws_mount_options *o, const char *value)
@@ -504,6 +516,12 @@ static const struct ws_mount_option table[] = {
     {"group", "GROUP", set_group,
      "let this group read and nobody else: files 0440, folders 0550, as gid= and mode= would say, with "
      "allow_other"},
+    {"fuse-fd", "N", set_fuse_fd,
+     "somebody else has opened /dev/fuse and mounted it, and this process has inherited it as descriptor N, "
+     "as with /dev/fd/N "
+     "for the folder (wsync-fleet(7), WITHOUT PRIVILEGES)"},
+    {"fuse-socket", "PATH", set_fuse_socket,
+     "the same, and the process that listens at the unix socket sends it (SCM_RIGHTS)"},
     {"uid", "N", set_uid, "owner of all files"},
     {"gid", "N", set_gid, "group of all files"},
     {"mode", "OCTAL", set_mode, "mode of files; default 0444"},

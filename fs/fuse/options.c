@@ -1,6 +1,7 @@
 #include "fs/fuse/options.h"
 #include "fs/control/config_file.h"
 #include "fs/engines/own_folder.h"
+#include "fs/fuse/given.h"
 #include "fs/fuse/option_table.h"
 #include "fs/fuse/place.h"
 #include "fs/store/derived.h"
@@ -34,6 +35,7 @@ bool ws_mount_option_help(size_t i, const char **name, const char **meaning)
 void ws_mount_options_init(struct ws_mount_options *o)
 {
     *o = (struct ws_mount_options){
+        .given = -1,
         .uid = geteuid(),
         .gid = getegid(),
         .ctl_gid = (gid_t)-1,
@@ -238,6 +240,40 @@ static int read_source_tokens(struct ws_mount_options *o, const char *source, st
     return rc;
 }
 
+/* Whoever mounts it decides who may read; users are those of its namespace, where this process's number may be anybody's. */
+static int check_given(struct ws_mount_options *o, const char *mountpoint, struct ws_error *err)
+{
+    const int named = ws_given_number(mountpoint);
+    if (named >= 0 && (o->given >= 0 || o->given_socket))
+        return ws_error_set(err, EINVAL,
+                            "%s is a descriptor already, so fuse-fd= and fuse-socket= are too much: with "
+                            "them name the folder "
+                            "where engines see the mount",
+                            mountpoint);
+    if (o->given >= 0 && o->given_socket)
+        return ws_error_set(err, EINVAL, "the mount options fuse-fd and fuse-socket exclude each other");
+    if (named >= 0)
+        o->given = named;
+    if (o->given < 0 && !o->given_socket)
+        return 0;
+    if (o->reads == WS_READS_LINK)
+        return ws_error_set(
+            err, EINVAL,
+            "reads=link mounts a second file system below the mount, which is not for a mount that somebody "
+            "else makes: use reads=auto");
+    if (mountpoint[0] != '/')
+        return ws_error_set(
+            err, EINVAL, "'%s' is no absolute path: name the folder where engines see the mount", mountpoint);
+    o->uid = o->has_uid ? o->uid : 0;
+    o->gid = o->has_gid || o->group ? o->gid : 0;
+    return o->given >= 0 ? ws_given_check(o->given, err) : 0;
+}
+
+bool ws_mount_options_is_given(const struct ws_mount_options *o)
+{
+    return o->given >= 0 || o->given_socket;
+}
+
 int ws_mount_options_place(struct ws_mount_options *o, const char *source, const char *mountpoint,
                            struct ws_error *err)
 {
@@ -247,7 +283,11 @@ int ws_mount_options_place(struct ws_mount_options *o, const char *source, const
             err, EINVAL,
             "'' is no source; write http://HOST:PORT, https://HOST:PORT, unix:/PATH or dir:/PATH");
     snprintf(given, sizeof(given), "%.*s", (int)ws_place_bare(mountpoint), mountpoint);
-    int rc = ws_own_folder_resolve(given, real, err);
+    int rc = check_given(o, given, err);
+    if (rc == 0 && ws_mount_options_is_given(o))
+        snprintf(real, sizeof(real), "%s", given);
+    else if (rc == 0)
+        rc = ws_own_folder_resolve(given, real, err);
     if (rc == 0) {
         o->source = (char *)(uintptr_t)ws_mount_option_keep(o, source);
         o->mountpoint = (char *)(uintptr_t)ws_mount_option_keep(o, real);

@@ -16,6 +16,8 @@ struct ws_mount_options {
     struct ws_store_options store;
     enum ws_open_mode open;
     enum ws_reads reads;
+    int given;                /* given.h: what is mounted already; -1: nothing is */
+    const char *given_socket; /* ... comes from there; NULL: no */
     bool allow_other, no_allow_other, prefetch, foreground, debug;
     uid_t uid;
     gid_t gid, ctl_gid; /* (gid_t)-1: none */
@@ -25,7 +27,7 @@ struct ws_mount_options {
     char *log_file, *audit_log, *fsname, *state, *config, *host, *listen, *listen_tokens, *files;
     bool asks_parents; /* topology=auto */
     const char *rack, *peer_token, *peer_token_file;
-    bool has_mode, has_gid;             /* were given */
+    bool has_mode, has_uid, has_gid;    /* were given */
     const char *group;                  /* of group=; NULL: none */
     struct ws_tcp_server_options serve; /* listen NULL: it serves no other mounts */
     struct ws_trust trust;              /* verify-key=; the store's options lead to it */
@@ -48,10 +50,12 @@ struct ws_mount_options {
 void ws_mount_options_init(struct ws_mount_options *o);
 /* One -o argument ("a,b=c"); may be called several times. -EINVAL names the option and what it takes. */
 WS_MUST_USE int ws_mount_options_parse(struct ws_mount_options *o, const char *text, struct ws_error *err);
-/* Source and mountpoint; of the latter the name that the kernel has for it. A comma in a source separates
- * sources. */
+/* Source and mountpoint; of the latter the name that the kernel has for it. Of a mount that somebody else makes it is a name alone, by
+ * which engines and settings know it. A comma in a source separates sources. */
 WS_MUST_USE int ws_mount_options_place(struct ws_mount_options *o, const char *source, const char *mountpoint,
                                        struct ws_error *err);
+/* Does somebody else make the mount (given.h)? */
+bool ws_mount_options_is_given(const struct ws_mount_options *o);
 /* Once all options are there: adds what the file of config= says is needed of models. -EINVAL: FILE:LINE and what to do,
  * or another option excludes it; or why it cannot be read. */
 WS_MUST_USE int ws_mount_options_read_needs(struct ws_mount_options *o, struct ws_error *err);

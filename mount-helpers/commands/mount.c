@@ -13,6 +13,8 @@
 static const struct cli_option mount_options[] = {
     {"options", 'o', "LIST", "mount options, comma-separated; --list-options prints them"},
     {"serve", 0, "HOST:PORT", "be a source for other mounts: the mount option serve="},
+    {"fuse-socket", 0, "PATH",
+     "somebody else mounts, and sends the descriptor: the mount option fuse-socket="},
     {"foreground", 'f', NULL, "serve in this process instead of a daemon"},
     {"list-options", 0, NULL, "print the mount options"},
     {"verbose", 'v', NULL, "accepted for mount(8)"},
@@ -40,6 +42,18 @@ static void warn_of_sources(const char *mount)
     free(text);
 }
 
+/* A mount option that is an option of the command, too. */
+static int add_option(struct ws_mount_options *o, const struct cli_args *args, const char *name,
+                      struct ws_error *err)
+{
+    char text[512];
+    if (!cli_get(args, name))
+        return 0;
+    if (snprintf(text, sizeof(text), "%s=%s", name, cli_get(args, name)) >= (int)sizeof(text))
+        return ws_error_set(err, EINVAL, "--%s takes at most %zu bytes", name, sizeof(text) - 32);
+    return ws_mount_options_parse(o, text, err);
+}
+
 static int run_mount(const struct cli_args *args)
 {
     struct ws_mount_options o;
@@ -56,11 +70,10 @@ static int run_mount(const struct cli_args *args)
             break;
         rc = ws_mount_options_parse(&o, text, &err);
     }
-    if (rc == 0 && cli_get(args, "serve")) {
-        char text[256];
-        snprintf(text, sizeof(text), "serve=%.240s", cli_get(args, "serve"));
-        rc = ws_mount_options_parse(&o, text, &err);
-    }
+    if (rc == 0)
+        rc = add_option(&o, args, "serve", &err);
+    if (rc == 0)
+        rc = add_option(&o, args, "fuse-socket", &err);
     if (rc == 0)
         rc = ws_mount_options_place(&o, cli_word(args, 0), cli_word(args, 1), &err);
     if (rc == 0)
@@ -70,7 +83,7 @@ static int run_mount(const struct cli_args *args)
     cli_allow_descriptors();
     if (rc == 0)
         rc = ws_session_run(&o, notify_ready, &err);
-    if (rc == 0 && !o.foreground)
+    if (rc == 0 && !o.foreground && !ws_mount_options_is_given(&o))
         warn_of_sources(o.mountpoint);
     ws_mount_options_release(&o);
     if (rc < 0)
@@ -81,7 +94,7 @@ static int run_mount(const struct cli_args *args)
 const struct cli_command cmd_mount = {
     .name = "mount",
     .summary = "show the versions of a run as files below a folder",
-    .synopsis = "[-f] [--serve HOST:PORT] [-o OPTIONS] SOURCE[,SOURCE...] DIR",
+    .synopsis = "[-f] [--serve HOST:PORT] [--fuse-socket PATH] [-o OPTIONS] SOURCE[,SOURCE...] DIR|/dev/fd/N",
     .description =
         "SOURCE is http://HOST:PORT or https://HOST:PORT (an agent), with ;token-file=/PATH behind it where "
         "a token is "
@@ -106,6 +119,11 @@ const struct cli_command cmd_mount = {
         "With -o derive=actor@fp8-block128 it makes a quantised view of each version of actor that is asked "
         "for, which is "
         "a model beside actor; wsync(7) has more.\n\n"
+        "Where this process may not mount, somebody else can: who has opened /dev/fuse and mounted it leaves "
+        "it the "
+        "descriptor, as /dev/fd/N, or sends it over a unix socket (--fuse-socket); DIR is then the folder "
+        "where engines see "
+        "the mount, and need not be here. Whoever mounted it also unmounts it, which ends the daemon.\n\n"
         "It raises its soft limit of open files to the hard one (a version has a file descriptor a file, a "
         "connection one); the hard one is LimitNOFILE= of its unit, or ulimit -Hn.\n\n"
         "In fstab: https://HOST:18861 /wsync wsync _netdev,token-file=/etc/wsync/token,group=engines 0 0",
