@@ -1,6 +1,8 @@
 #include "fs/session.h"
+#include "fs/background.h"
 #include "fs/ending.h"
 #include "fs/fuse/beacon.h"
+#include "fs/fuse/broker.h"
 #include "fs/fuse/fs.h"
 #include "fs/fuse/given.h"
 #include "fs/fuse/invalidate.h"
@@ -82,7 +84,7 @@ static enum ws_reads choose_reads(const struct ws_mount_options *o, char *why, s
         if (o->store.copies != WS_COPIES_TWO &&
             o->reads != WS_READS_LINK) /* which are opened without the daemon */
             return WS_READS_CACHED;
-        if (may_administer() && ws_region_tmpfs() >= 0)
+        if (may_administer() && !o->run_as.name && ws_region_tmpfs() >= 0)
             return WS_READS_LINK;
         snprintf(why, cap, "%s; no links either: a tmpfs cannot be mounted", lack ? lack : "as asked for");
         return WS_READS_CACHED;
@@ -107,15 +109,20 @@ static void describe_reads(struct ws_fs *fs, const char *why)
 
 /* --- after the session answers --- */
 
-static void set_read_ahead(dev_t dev, int kb)
+static int open_read_ahead(dev_t dev)
 {
     char path[128];
     snprintf(path, sizeof(path), "/sys/class/bdi/%u:%u/read_ahead_kb", major(dev), minor(dev));
-    FILE *f = fopen(path, "we");
-    if (f) {
-        fprintf(f, "%d\n", kb);
-        fclose(f);
-    }
+    return open(path, O_WRONLY | O_CLOEXEC);
+}
+
+static void set_read_ahead(struct ws_fs *fs, int kb)
+{
+    if (fs->read_ahead < 0)
+        return;
+    (void)dprintf(fs->read_ahead, "%d\n", kb);
+    close(fs->read_ahead);
+    fs->read_ahead = -1;
 }
 
 static int mount_regions(const struct ws_fs *fs)
@@ -147,7 +154,7 @@ static void end_connection(struct ws_fs *fs)
 {
     static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&one_at_a_time);
-    int rc = ws_place_detach(&fs->place);
+    int rc = fs->broker ? ws_broker_detach(fs->broker) : ws_place_detach(&fs->place);
     if (rc ==
         -EPERM) /* not root: libfuse's helper unmounts, and closing the descriptor ends the connection */
         fuse_session_unmount(fs->session);
@@ -204,8 +211,7 @@ static void *finish_start(void *arg)
             describe_reads(fs, strerror(-linked));
         }
     }
-    if (!given)
-        set_read_ahead(fs->place.dev, ws_store_learns(fs->store) ? WS_LEARNED_AHEAD_KB : READ_AHEAD_KB);
+    set_read_ahead(fs, ws_store_learns(fs->store) ? WS_LEARNED_AHEAD_KB : READ_AHEAD_KB);
     ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
     (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
     if (s->ready_pipe >= 0 && write(s->ready_pipe, &s->rc, sizeof(s->rc)) != (ssize_t)sizeof(s->rc))
@@ -359,17 +365,60 @@ static int start_session(struct ws_fs *fs, struct ws_error *err)
     fuse_opt_free_args(&args);
     if (!fs->session)
         return ws_error_set(err, EIO, "libfuse did not start a session");
-    if (ws_invalidate_start(fs) < 0)
-        return ws_error_set(err, EAGAIN, "cannot start a thread");
     int rc = given ? use_given(fs, err) : mount_session(fs, err);
     if (rc < 0 || given)
         return rc;
     rc = ws_place_record(&fs->place, o->mountpoint, fuse_session_fd(fs->session));
     if (rc == 0 && ws_beacon_light(fs->place.dev) < 0) /* the process's end puts it out */
         ws_log(WS_LOG_DEBUG, "mount", "'wsync umount' will not wait for this daemon's end");
-    return rc < 0 ? ws_error_set(err, -rc, "cannot mount on %s: what is there now cannot be told: %s",
-                                 o->mountpoint, strerror(-rc))
-                  : 0;
+    if (rc < 0)
+        return ws_error_set(err, -rc, "cannot mount on %s: what is there now cannot be told: %s",
+                            o->mountpoint, strerror(-rc));
+    fs->read_ahead = open_read_ahead(fs->place.dev);
+    return 0;
+}
+
+/* What root's daemon has left there is not that user's. */
+static int check_settings(const struct ws_mount_options *o, struct ws_error *err)
+{
+    char *path = ws_settings_path(o->state, o->mountpoint), *slash = path ? strrchr(path, '/') : NULL;
+    int rc = 0;
+    if (slash) {
+        const bool is_there = access(path, F_OK) == 0;
+        rc = is_there && access(path, R_OK) != 0 ? -errno : 0;
+        *slash = 0;
+        if (rc == 0 && access(path, W_OK | X_OK) != 0)
+            rc = -errno;
+    }
+    if (rc < 0)
+        (void)ws_error_set(err, -rc,
+                           "the user %s of run-as= cannot keep the mount's settings in %s: %s; 'chown -R %s "
+                           "%s', or name another "
+                           "folder with state=DIR, or state=none",
+                           o->run_as.name, path, strerror(-rc), o->run_as.name, path);
+    free(path);
+    return rc;
+}
+
+/* From here on with the rights of run-as=. Before any thread is started. */
+static int become_user(struct ws_fs *fs, struct ws_error *err)
+{
+    const struct ws_run_as *who = &fs->options.run_as;
+    if (!who->name)
+        return 0;
+    const int memory = ws_region_tmpfs();
+    if (memory >= 0 && fchownat(memory, "", who->uid, who->gid, AT_EMPTY_PATH) != 0)
+        return ws_error_set(err, errno, "cannot give the memory for versions to the user %s: %s", who->name,
+                            strerror(errno));
+    int rc = ws_broker_start(&fs->broker, fuse_session_fd(fs->session), &fs->place, who, err);
+    if (rc == 0)
+        rc = ws_run_as_become(who, err);
+    if (rc == 0)
+        rc = check_settings(&fs->options, err);
+    if (rc == 0)
+        ws_log(WS_LOG_INFO, "mount", "without privileges user=%s broker=%s", who->name,
+               fs->reads == WS_READS_PASSTHROUGH ? "passthrough,unmount" : "unmount");
+    return rc;
 }
 
 /* With it goes what a successor at the path wants, the settings last: it waits for them. */
@@ -454,6 +503,9 @@ static void stop(struct ws_fs *fs)
         fuse_session_unmount(fs->session); /* closes the descriptor; does no more where the mount is gone */
         fuse_session_destroy(fs->session);
     }
+    ws_broker_free(fs->broker);
+    if (fs->read_ahead >= 0)
+        close(fs->read_ahead);
     ws_side_free(&fs->side);
     pthread_mutex_destroy(&fs->lock);
 }
@@ -499,7 +551,7 @@ static int check_topology(const struct ws_mount_options *o, struct ws_error *err
 static int run_session(const struct ws_mount_options *o, void (*ready)(void), int ready_pipe,
                        struct ws_error *err)
 {
-    struct ws_fs fs = {.options = *o, .settings = -1};
+    struct ws_fs fs = {.options = *o, .settings = -1, .read_ahead = -1};
     struct starter s = {.fs = &fs, .ready = ready, .ready_pipe = ready_pipe};
     sigset_t signals;
     char why[160];
@@ -519,6 +571,10 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     fs.reads = choose_reads(o, why, sizeof(why));
     describe_reads(&fs, why);
     rc = start_session(&fs, err);
+    if (rc == 0)
+        rc = become_user(&fs, err);
+    if (rc == 0 && ws_invalidate_start(&fs) < 0)
+        rc = ws_error_set(err, EAGAIN, "cannot start a thread");
     if (rc == 0)
         rc = start_store(&fs, err);
     if (rc == 0)
@@ -543,59 +599,9 @@ static int run(const struct ws_mount_options *o, void (*ready)(void), int ready_
     return rc;
 }
 
-/* --- in the background --- */
-
-/* log -1: what it prints is discarded. */
-static void leave_terminal(int log)
+static int run_behind(void *arg, int ready_pipe, struct ws_error *err)
 {
-    int in = open("/dev/null", O_RDWR), out = log;
-    (void)setsid();
-    (void)dup2(in, STDIN_FILENO);
-    (void)dup2(out >= 0 ? out : in, STDOUT_FILENO);
-    (void)dup2(out >= 0 ? out : in, STDERR_FILENO);
-    if (chdir("/") != 0)
-        ws_log(WS_LOG_DEBUG, "mount", "stays in its folder");
-}
-
-/* The child tells how it went: 0, or an errno and a sentence. */
-static int run_in_background(const struct ws_mount_options *o, struct ws_error *err)
-{
-    int pipes[2], code = 0, log = -1;
-    if (o->log_file && (log = open(o->log_file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640)) < 0)
-        return ws_error_set(err, errno, "cannot write the log %s: %s; name another with log=", o->log_file,
-                            strerror(errno));
-    if (pipe2(pipes, O_CLOEXEC) != 0)
-        return ws_error_set(err, errno, "cannot make a pipe: %s", strerror(errno));
-    pid_t pid = fork();
-    if (pid < 0)
-        return ws_error_set(err, errno, "cannot fork: %s", strerror(errno));
-    if (pid == 0) {
-        struct ws_error why = {0};
-        close(pipes[0]);
-        leave_terminal(log);
-        int rc = run(o, NULL, pipes[1], &why);
-        if (rc < 0) {
-            ws_log(WS_LOG_ERROR, "mount", "%s", why.text);
-            if (write(pipes[1], &rc, sizeof(rc)) < 0 || write(pipes[1], why.text, strlen(why.text)) < 0)
-                _exit(1);
-        }
-        _exit(rc < 0);
-    }
-    close(pipes[1]);
-    if (log >= 0)
-        close(log);
-    ssize_t n = read(pipes[0], &code, sizeof(code));
-    if (n == (ssize_t)sizeof(code) && code == 0) {
-        close(pipes[0]);
-        return 0;
-    }
-    char text[WS_ERROR_TEXT] = "the daemon died at its start; 'wsync mount -f' shows more";
-    ssize_t k = n > 0 ? read(pipes[0], text, sizeof(text) - 1) : 0;
-    if (k > 0)
-        text[k] = 0;
-    close(pipes[0]);
-    (void)waitpid(pid, NULL, 0);
-    return ws_error_set(err, n > 0 && code < 0 ? -code : EIO, "%s", text);
+    return run(arg, NULL, ready_pipe, err);
 }
 
 int ws_session_run(const struct ws_mount_options *o, void (*ready)(void), struct ws_error *err)
@@ -603,5 +609,6 @@ int ws_session_run(const struct ws_mount_options *o, void (*ready)(void), struct
     int rc = ws_mount_options_is_given(o) ? 0 : ws_place_check(o->mountpoint, err);
     if (rc < 0)
         return rc;
-    return o->foreground ? run(o, ready, -1, err) : run_in_background(o, err);
+    const struct ws_background b = {.log_file = o->log_file, .run = run_behind, .arg = (void *)(uintptr_t)o};
+    return o->foreground ? run(o, ready, -1, err) : ws_background_run(&b, err);
 }

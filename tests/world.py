@@ -133,6 +133,14 @@ def unique(name):
 unique.n = 0
 
 
+def open_to_all():
+    """A folder that every user can reach, for a program, a socket or a mount; it goes with the test."""
+    path = tempfile.mkdtemp(prefix="wsync-test-")
+    at_end(lambda: shutil.rmtree(path, ignore_errors=True))
+    os.chmod(path, 0o755)
+    return path
+
+
 class Process:
     """A wsync process in the foreground with its log; it ends with the test."""
 

@@ -14,15 +14,25 @@ struct backing_map {
 #define BACKING_OPEN  _IOW(229, 1, struct backing_map)
 #define BACKING_CLOSE _IOW(229, 2, uint32_t)
 
-int ws_backing_open(struct fuse_session *session, int fd)
+int ws_backing_open_by(int connection, int fd)
 {
     struct backing_map map = {.fd = fd};
-    int id = ioctl(fuse_session_fd(session), BACKING_OPEN, &map);
+    int id = ioctl(connection, BACKING_OPEN, &map);
     return id > 0 ? id : id == 0 ? -EIO : -errno;
+}
+
+void ws_backing_close_by(int connection, int id)
+{
+    uint32_t n = (uint32_t)id;
+    (void)ioctl(connection, BACKING_CLOSE, &n);
+}
+
+int ws_backing_open(struct fuse_session *session, int fd)
+{
+    return ws_backing_open_by(fuse_session_fd(session), fd);
 }
 
 void ws_backing_close(struct fuse_session *session, int id)
 {
-    uint32_t n = (uint32_t)id;
-    (void)ioctl(fuse_session_fd(session), BACKING_CLOSE, &n);
+    ws_backing_close_by(fuse_session_fd(session), id);
 }

@@ -8,5 +8,8 @@ struct fuse_session;
 int ws_backing_open(struct fuse_session *session, int fd);
 /* Files that are open with it go on. */
 void ws_backing_close(struct fuse_session *session, int id);
+/* The same, by the session's descriptor of /dev/fuse. System calls only. */
+int ws_backing_open_by(int connection, int fd);
+void ws_backing_close_by(int connection, int id);
 
 #endif

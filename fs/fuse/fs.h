@@ -56,10 +56,12 @@ struct ws_fs {
     struct fuse_session *session;
     struct ws_names names;
     struct ws_side side;
-    struct ws_place place; /* where the session is mounted, once it is */
-    int settings;          /* the lock on them; -1: none, or control has ended */
-    enum ws_reads reads;   /* what is in use; never WS_READS_AUTO */
-    atomic_bool has_begun; /* the kernel has said how it talks */
+    struct ws_broker *broker; /* NULL: without run-as= */
+    struct ws_place place;    /* where the session is mounted, once it is */
+    int read_ahead;           /* the kernel's file of the mount's read-ahead; -1: there is none */
+    int settings;             /* the lock on them; -1: none, or control has ended */
+    enum ws_reads reads;      /* what is in use; never WS_READS_AUTO */
+    atomic_bool has_begun;    /* the kernel has said how it talks */
     atomic_bool has_links; /* link mode's tmpfs is below the mount: before that a link would lead nowhere */
     char mode_text[256];   /* the same for status, with the reason of a fallback */
     struct timespec start; /* times of all files */

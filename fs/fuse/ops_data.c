@@ -174,10 +174,12 @@ static int choose_reads(struct ws_request *rq, struct ws_open_file *o)
 #if WS_HAVE_PASSTHROUGH
     if (o->kind == WS_KIND_FILE && fs->reads == WS_READS_PASSTHROUGH && o->size > 0 && !is_learned) {
         int id = ws_version_cache_backing(fs, o->version, o->file);
-        if (id < 0)
+        if (id < 0 && id != -EPIPE)
             return id;
-        rq->fi.backing_id = id;
-        return 0;
+        if (id > 0) {
+            rq->fi.backing_id = id;
+            return 0;
+        }
     }
 #endif
     rq->fi.keep_cache = 1;

@@ -176,6 +176,12 @@ static int set_fuse_socket(struct ws_mount_options *o, const char *value)
     return keep_path(o, value, &o->given_socket);
 }
 
+static int set_run_as(struct ws_mount_options *o, const char *value)
+{
+    const char *name = ws_mount_option_keep(o, value);
+    return name ? ws_run_as_find(&o->run_as, name, &o->why) : -ENOMEM;
+}
+
 static int set_gid(struct ws_mount_options *o, const char *value)
 {
     o->has_gid = true;
@@ -522,6 +528,12 @@ static const struct ws_mount_option table[] = {
      "for the folder (wsync-fleet(7), WITHOUT PRIVILEGES)"},
     {"fuse-socket", "PATH", set_fuse_socket,
      "the same, and the process that listens at the unix socket sends it (SCM_RIGHTS)"},
+    {"run-as", "USER", set_run_as,
+     "once it is mounted the daemon is this user, without any capability; a process beside it keeps "
+     "CAP_SYS_ADMIN for reads at memory "
+     "speed and for the unmount. That user reads the tokens' files and owns the folder of state= "
+     "(wsync-fleet(7), WITHOUT "
+     "PRIVILEGES)"},
     {"uid", "N", set_uid, "owner of all files"},
     {"gid", "N", set_gid, "group of all files"},
     {"mode", "OCTAL", set_mode, "mode of files; default 0444"},

@@ -264,9 +264,29 @@ static int check_given(struct ws_mount_options *o, const char *mountpoint, struc
     if (mountpoint[0] != '/')
         return ws_error_set(
             err, EINVAL, "'%s' is no absolute path: name the folder where engines see the mount", mountpoint);
+    if (o->run_as.name)
+        return ws_error_set(err, EINVAL,
+                            "run-as=%s is for a daemon that mounts: with a mount that somebody else makes, "
+                            "start it as that user",
+                            o->run_as.name);
     o->uid = o->has_uid ? o->uid : 0;
     o->gid = o->has_gid || o->group ? o->gid : 0;
     return o->given >= 0 ? ws_given_check(o->given, err) : 0;
+}
+
+/* Root's folder of settings stays the default. */
+static int check_run_as(struct ws_mount_options *o, struct ws_error *err)
+{
+    if (!o->run_as.name)
+        return 0;
+    if (o->reads == WS_READS_LINK)
+        return ws_error_set(err, EINVAL,
+                            "run-as= and reads=link exclude each other: links lead into a second file "
+                            "system, which the daemon "
+                            "mounts once it is that user; use reads=auto");
+    if (!o->state)
+        o->state = (char *)(uintptr_t)ws_mount_option_keep(o, "/var/lib/wsync");
+    return o->state ? 0 : ws_error_set(err, ENOMEM, "no memory for options");
 }
 
 bool ws_mount_options_is_given(const struct ws_mount_options *o)
@@ -284,6 +304,8 @@ int ws_mount_options_place(struct ws_mount_options *o, const char *source, const
             "'' is no source; write http://HOST:PORT, https://HOST:PORT, unix:/PATH or dir:/PATH");
     snprintf(given, sizeof(given), "%.*s", (int)ws_place_bare(mountpoint), mountpoint);
     int rc = check_given(o, given, err);
+    if (rc == 0)
+        rc = check_run_as(o, err);
     if (rc == 0 && ws_mount_options_is_given(o))
         snprintf(real, sizeof(real), "%s", given);
     else if (rc == 0)

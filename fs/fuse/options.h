@@ -1,6 +1,7 @@
 /* Options: what follows -o of a mount, in one table: parsing, help and defaults. */
 #ifndef WS_FS_FUSE_OPTIONS_H
 #define WS_FS_FUSE_OPTIONS_H
+#include "fs/fuse/run_as.h"
 #include "fs/store/store.h"
 #include "transports/tcp/tcp.h"
 #include <stdbool.h>
@@ -16,6 +17,7 @@ struct ws_mount_options {
     struct ws_store_options store;
     enum ws_open_mode open;
     enum ws_reads reads;
+    struct ws_run_as run_as;
     int given;                /* given.h: what is mounted already; -1: nothing is */
     const char *given_socket; /* ... comes from there; NULL: no */
     bool allow_other, no_allow_other, prefetch, foreground, debug;

@@ -39,13 +39,18 @@ static int close_from(unsigned first, unsigned last)
     return close_listed(first, last);
 }
 
+int ws_outside_close_from(unsigned first)
+{
+    return close_from(first, ~0U);
+}
+
 static int act(int file_system, const char *path)
 {
     struct stat st;
     const unsigned kept = file_system < 3 ? 2 : (unsigned)file_system;
     int closed = close_from(3, kept - 1);
     if (closed == 0)
-        closed = close_from(kept + 1, ~0U);
+        closed = ws_outside_close_from(kept + 1);
     if (closed < 0)
         return -closed;
     const long rc = file_system < 0

@@ -13,4 +13,7 @@ WS_MUST_USE int ws_outside_stat(const char *path);
 /* Mounts the detached file system there. 0 or a negative errno. */
 WS_MUST_USE int ws_outside_attach(int file_system, const char *path);
 
+/* In a child process: closes all descriptors from that one on. System calls only. -errno. */
+WS_MUST_USE int ws_outside_close_from(unsigned first);
+
 #endif

@@ -1,5 +1,6 @@
 #include "fs/fuse/version_cache.h"
 #include "fs/fuse/backing.h"
+#include "fs/fuse/broker.h"
 #include "fs/fuse/invalidate.h"
 #include "transports/base/log.h"
 #include <errno.h>
@@ -7,6 +8,21 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+/* --- what the kernel passes through --- */
+
+static int open_backing(struct ws_fs *fs, int fd)
+{
+    return fs->broker ? ws_broker_backing_open(fs->broker, fd) : ws_backing_open(fs->session, fd);
+}
+
+static void close_backing(struct ws_fs *fs, int id)
+{
+    if (fs->broker)
+        ws_broker_backing_close(fs->broker, id);
+    else
+        ws_backing_close(fs->session, id);
+}
 
 int ws_version_cache_probe(struct ws_fs *fs)
 {
@@ -17,10 +33,10 @@ int ws_version_cache_probe(struct ws_fs *fs)
         return rc;
     rc = ws_region_open(r, WS_REGION_READ, &fd, &err);
     if (rc == 0) {
-        rc = ws_backing_open(fs->session, fd);
+        rc = open_backing(fs, fd);
         close(fd);
         if (rc > 0) {
-            ws_backing_close(fs->session, rc);
+            close_backing(fs, rc);
             rc = 0;
         }
     }
@@ -76,7 +92,7 @@ static void free_cache(struct ws_fs *fs, struct ws_version_cache *vc)
     for (size_t i = 0; i < vc->n_files; i++) {
         char name[64];
         if (vc->backing[i] > 0)
-            ws_backing_close(fs->session, vc->backing[i]);
+            close_backing(fs, vc->backing[i]);
         link_name(name, vc->id, i);
         if (vc->linked[i])
             (void)unlinkat(ws_region_tmpfs(), name, 0);
@@ -94,7 +110,7 @@ void ws_version_cache_close(struct ws_fs *fs, struct ws_version *v)
     struct ws_version_cache *vc = find(fs, ws_version_serial(v));
     for (size_t i = 0; vc && i < vc->n_files; i++) {
         if (vc->backing[i] > 0)
-            ws_backing_close(fs->session, vc->backing[i]);
+            close_backing(fs, vc->backing[i]);
         vc->backing[i] = 0;
     }
     pthread_mutex_unlock(&fs->lock);
@@ -147,14 +163,18 @@ int ws_version_cache_backing(struct ws_fs *fs, struct ws_version *v, size_t file
     if (id == 0) {
         bool ours = ws_region_kind(region) != WS_REGION_IMPORTED;
         int rc = ours ? ws_region_open(region, WS_REGION_READ, &fd, &err) : 0;
-        id = rc < 0 ? rc : ws_backing_open(fs->session, ours ? fd : ws_region_fd(region));
+        id = rc < 0 ? rc : open_backing(fs, ours ? fd : ws_region_fd(region));
         if (id > 0)
             vc->backing[file] = id;
     }
     pthread_mutex_unlock(&fs->lock);
     if (fd >= 0)
         close(fd); /* the kernel has its own reference */
-    if (id < 0)
+    if (id == -EPIPE)
+        ws_log(WS_LOG_WARN, "fs",
+               "the broker is gone: files that nobody has read yet are read by the daemon, which is slower; "
+               "mount anew");
+    else if (id < 0)
         ws_log(WS_LOG_ERROR, "fs", "a file cannot be passed through: %s", strerror(-id));
     return id;
 }

@@ -28,7 +28,8 @@ const struct ws_tensor *ws_version_cache_tensor(struct ws_version *v, const stru
                                                 size_t i, size_t *file);
 /* Index of a file name below tensors/; -1. */
 long ws_version_cache_find(struct ws_version *v, const struct ws_version_cache *vc, const char *name);
-/* The one backing id of a complete file, which the first use registers. Positive, or -errno. */
+/* The one backing id of a complete file, which the first use registers. Positive, or -errno; -EPIPE: the broker is gone, and the file
+ * has none. */
 WS_MUST_USE int ws_version_cache_backing(struct ws_fs *fs, struct ws_version *v, size_t file);
 /* Gives a complete file its name in link mode's tmpfs: out is the name there. 0, -EXDEV: it must be served.
  */

@@ -5,7 +5,6 @@
 import os
 import shutil
 import socket
-import tempfile
 
 from certificates import Tls
 from proxy import Wire
@@ -20,14 +19,6 @@ def published():
     folder = checkpoint(SMALL, seed=1)
     agent.publish("actor", 1, folder)
     return agent, folder
-
-
-def open_to_all():
-    "a mount point that every user can reach"
-    path = tempfile.mkdtemp(prefix="wsync-test-")
-    at_end(lambda: os.path.isdir(path) and os.rmdir(path))
-    os.chmod(path, 0o755)
-    return path
 
 
 def same(mount, model, version, folder):

@@ -6,7 +6,6 @@ import array
 import ctypes
 import shutil
 import socket
-import tempfile
 import threading
 
 from world import *
@@ -14,13 +13,6 @@ from world import *
 libc = ctypes.CDLL(None, use_errno=True)
 NOBODY = 65534
 FLAGS = 2 | 4  # MS_NOSUID, MS_NODEV
-
-
-def open_to_all():
-    path = tempfile.mkdtemp(prefix="wsync-test-")
-    at_end(lambda: shutil.rmtree(path, ignore_errors=True))
-    os.chmod(path, 0o755)
-    return path
 
 
 def mounted(options="allow_other,default_permissions"):
