@@ -63,6 +63,11 @@ static bool kernel_passes_through(void)
            ws_text_digits(&at, &minor) == 0 && (major > 6 || (major == 6 && minor >= 9));
 }
 
+bool ws_session_lacks_privilege(void)
+{
+    return !may_administer();
+}
+
 const char *ws_session_lacks_passthrough(void)
 {
     if (!WS_HAVE_PASSTHROUGH)

@@ -2,6 +2,7 @@
 #include "fs/session.h"
 #include "mount-helpers/cli/agents.h"
 #include "mount-helpers/cli/version.h"
+#include "mount-helpers/doctor/grant.h"
 #include "mount-helpers/doctor/probe.h"
 #include "transports/memory/available.h"
 #include "transports/memory/region.h"
@@ -35,6 +36,8 @@ static void kernel(struct doctor *d)
                lack ? "complete files are read by links or through the daemon: "
                     : "complete files are read by it",
                lack ? lack : "");
+    if (access("/dev/fuse", R_OK | W_OK) != 0 || ws_session_lacks_privilege())
+        doctor_say(d, DOCTOR_NOTE, "grant", "%s", doctor_grant());
 }
 
 static void memory(struct doctor *d)

@@ -45,7 +45,7 @@ def test_machine():
     agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL))
     code, found = doctor("--agent", f"unix:{agent.sock}")
-    assert code == 0 and set(found) - {"mount", "port", "adapter"} == names, found  # other tests' mounts are there, too
+    assert code == 0 and set(found) - {"mount", "port", "adapter", "grant"} == names, found  # other tests' mounts are there, too
     assert found["socket"] == ("ok", f"{agent.sock}: root can publish and read by it"), found["socket"]
     assert found["agent"] == ("ok", f"unix:{agent.sock} answers and lists 1 models"), found["agent"]
     agent.kill()
@@ -56,6 +56,21 @@ def test_machine():
         assert code == 0 and found["agent"][0] == "note" and "--agent" in found["agent"][1], found
     text = wsync("doctor", check=False).stdout
     assert "kernel" in text and text.startswith("ok "), text
+
+
+def test_grant():
+    "doctor says what gives a mount its privileges here, where it lacks them"
+    if os.geteuid() != 0:
+        pytest.skip("needs root to give up CAP_SYS_ADMIN")
+    without = ["setpriv", "--bounding-set=-sys_admin", WSYNC, "doctor", "--json"]
+
+    def grant(**env):
+        out = subprocess.run(without, env={**os.environ, **env}, capture_output=True, text=True, timeout=60 * SLOW).stdout
+        return next(l for l in json.loads(out)["checks"] if l["name"] == "grant")["text"]
+
+    assert grant(KUBERNETES_SERVICE_HOST="10.0.0.1").startswith("Kubernetes: ") and ": " in grant()
+    need_fuse()
+    assert "grant" not in wsync("doctor").stdout
 
 
 def test_what_hangs():
