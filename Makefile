@@ -13,6 +13,8 @@ INCLUDEDIR ?= $(PREFIX)/include
 MANDIR ?= $(PREFIX)/share/man
 UNITDIR ?= $(PREFIX)/lib/systemd/system
 COMPLETIONDIR ?= $(PREFIX)/share/bash-completion/completions
+ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
+FISHDIR ?= $(PREFIX)/share/fish/vendor_completions.d
 
 CC := gcc
 CLANG := clang
@@ -267,8 +269,8 @@ bench-programs: $(BENCHES) $(TOOLS)
 .PHONY: install uninstall
 INSTALLED = $(BINDIR)/wsync $(SBINDIR)/mount.wsync $(INCLUDEDIR)/wsync.h $(LIBDIR)/libwsync.a \
 	$(LIBDIR)/libwsync.so $(LIBDIR)/libwsync.so.0 $(LIBDIR)/libwsync.so.$(VERSION) $(LIBDIR)/pkgconfig/wsync.pc \
-	$(COMPLETIONDIR)/wsync $(addprefix $(UNITDIR)/,$(notdir $(wildcard mount-helpers/systemd/*.service))) \
-	$(addprefix $(PREFIX)/share/wsync/systemd/,$(notdir $(wildcard mount-helpers/systemd/*.conf))) \
+	$(COMPLETIONDIR)/wsync $(ZSHDIR)/_wsync $(FISHDIR)/wsync.fish $(addprefix $(UNITDIR)/,$(notdir $(wildcard mount-helpers/systemd/*.service))) \
+	$(addprefix $(PREFIX)/share/wsync/,$(patsubst mount-helpers/%,%,$(wildcard mount-helpers/systemd/*.conf mount-helpers/kubernetes/* mount-helpers/slurm/*))) \
 	$(MANDIR)/man1/wsync.1 $(MANDIR)/man1/wsync-*.1 $(MANDIR)/man5/wsync-*.5 $(MANDIR)/man7/wsync.7 $(MANDIR)/man7/wsync-*.7 \
 	$(MANDIR)/man8/mount.wsync.8
 install: all man ## install command, mount helper, library, manual pages (PREFIX, DESTDIR; with PREFIX=~/.local no root is needed)
@@ -289,7 +291,11 @@ install: all man ## install command, mount helper, library, manual pages (PREFIX
 	install -d $(DESTDIR)$(UNITDIR)
 	for u in mount-helpers/systemd/*.service; do sed 's|=wsync |=$(BINDIR)/wsync |; s|=-wsync |=-$(BINDIR)/wsync |' $$u | install -m644 /dev/stdin $(DESTDIR)$(UNITDIR)/$${u##*/} || exit; done
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/wsync/systemd mount-helpers/systemd/*.conf
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/wsync/kubernetes mount-helpers/kubernetes/*
+	install -Dm755 -t $(DESTDIR)$(PREFIX)/share/wsync/slurm mount-helpers/slurm/*
 	install -Dm644 mount-helpers/completions/wsync.bash $(DESTDIR)$(COMPLETIONDIR)/wsync
+	install -Dm644 -t $(DESTDIR)$(ZSHDIR) mount-helpers/completions/_wsync
+	install -Dm644 -t $(DESTDIR)$(FISHDIR) mount-helpers/completions/wsync.fish
 	$(if $(DESTDIR),,@[ "$$(id -u)" != 0 ] || ldconfig)
 uninstall: ## remove what install put there
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))

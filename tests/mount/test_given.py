@@ -2,29 +2,10 @@
 # timeout: 200, takes: 45
 # sanitizers: address
 """Mounts that somebody else makes: the daemon is given the descriptor of /dev/fuse, has no privileges, and knows nothing of the place."""
-import array
-import ctypes
 import shutil
-import socket
-import threading
 
+from driver import NOBODY, driver, mounted, unmount
 from world import *
-
-libc = ctypes.CDLL(None, use_errno=True)
-NOBODY = 65534
-FLAGS = 2 | 4  # MS_NOSUID, MS_NODEV
-
-
-def mounted(options="allow_other,default_permissions"):
-    """What a driver with privileges does: (descriptor, place)."""
-    need_fuse()
-    place = open_to_all()
-    fd = os.open("/dev/fuse", os.O_RDWR)
-    text = f"fd={fd},rootmode=40000,user_id=0,group_id=0,{options}"
-    if libc.mount(b"wsync", place.encode(), b"fuse.wsync", FLAGS, text.encode()) != 0:
-        raise OSError(ctypes.get_errno(), f"mount: {os.strerror(ctypes.get_errno())}")
-    at_end(lambda: libc.umount2(place.encode(), 2))
-    return fd, place
 
 
 class Given(Process):
@@ -82,7 +63,7 @@ def test_without_privileges(how):
     m.write("pull 1", "actor/ctl")
     assert os.stat(m.file("actor/ctl")).st_uid == 0  # and not the daemon's number, which here may be anybody's
     assert "control ends" not in m.text()
-    assert libc.umount2(place.encode(), 0) == 0
+    assert unmount(place)
     assert ended(m) == 0, m.text()
 
 
@@ -108,31 +89,6 @@ def test_switch():
     assert e.value.errno in (errno.ENOTCONN, errno.ECONNABORTED), e.value
 
 
-def driver(path, *parts, wait=0, close=True):
-    """A driver's socket: sends each part, (bytes, descriptors), to the first who connects."""
-    def serve():
-        time.sleep(wait)
-        with socket.socket(socket.AF_UNIX) as s:
-            s.bind(path + ".new")
-            os.chmod(path + ".new", 0o777)
-            s.listen()
-            os.rename(path + ".new", path)
-            c, _ = s.accept()
-            for data, fds in parts:
-                c.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else [])
-                time.sleep(0.1)
-            for fd in {fd for _, fds in parts for fd in fds}:
-                os.close(fd)
-            if close:
-                c.close()
-            else:
-                kept.append(c)
-
-    kept = []
-    threading.Thread(target=serve, daemon=True).start()
-    return kept
-
-
 def test_socket():
     "the descriptor comes over a socket that is there later only, after some words; what comes beside it is closed"
     agent, folder = published()
@@ -144,7 +100,7 @@ def test_socket():
     assert same(m, folder)
     assert os.read(read, 1) == b""  # nobody has the other end
     os.close(read)
-    assert libc.umount2(place.encode(), 0) == 0
+    assert unmount(place)
     assert ended(m) == 0, m.text()
 
 

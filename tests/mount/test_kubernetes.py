@@ -1,11 +1,14 @@
 # timeout: 200
 """The shipped manifests without a cluster: the very commands of agent and DaemonSet, in a mount and network namespace of their own in which the
 volumes lie where the manifests mount them."""
+import glob
 import re
+import shutil
 import signal
 import subprocess
 
 from certificates import Authority
+from driver import NOBODY, driver, mounted, unmount
 from world import *
 
 FOLDER = ROOT + "/mount-helpers/kubernetes/"
@@ -16,9 +19,9 @@ def command_of(name, first):
         return json.loads(re.search(rf'^ *command: (\["{first}".*?\])$', f.read(), re.M | re.S)[1])
 
 
-def config_map():
-    """{file: text} of the DaemonSet's ConfigMap."""
-    with open(FOLDER + "wsync-mount.yaml") as f:
+def config_map(name="wsync-mount.yaml"):
+    """{file: text} of the manifest's ConfigMap."""
+    with open(FOLDER + name) as f:
         text = next(part for part in f.read().split("\n---\n") if "kind: ConfigMap" in part)
     files = {}
     for line in text[text.index("\ndata:\n") + 7:].splitlines():
@@ -130,3 +133,54 @@ def test_manifests():
     os.kill(int(node.run("sh", "-c", f"pgrep -P {mount.pid} || echo {mount.pid}").split()[0]), signal.SIGHUP)
     wait_for(lambda: re.search(r"^version.2 .* pinned", read("status"), re.M), "the pin")
     assert engine.poll() is None and mount.poll() is None
+
+
+def test_sidecar():
+    "the sidecar's command, as a user without privileges whose descriptor a driver passes: its engine follows a release"
+    need_fuse()
+    agent, folders = Agent(), [checkpoint(SMALL, seed=v) for v in range(3)]
+    agent.publish("actor", 1, folders[1])
+    fd, place = mounted()
+    engine, port, volumes = Engine(folders[1]), free_port(), {name: open_to_all() for name in ("fuse", "wsync-mount")}
+    for name, text in config_map("wsync-sidecar.yaml").items():
+        with open(f"{volumes['wsync-mount']}/{name}", "w") as f:
+            f.write(text.replace("http://127.0.0.1:30000", engine.url))
+    program = shutil.copy(WSYNC, volumes["fuse"] + "/wsync")  # the image, which nobody reaches
+    socket_path = volumes["fuse"] + "/wsync.sock"
+    driver(socket_path, (b'{"volumeName":"wsync"}', [fd]))
+    replaced = {"wsync": program, "/fuse/wsync.sock": socket_path, "SOURCE": agent.url, "/wsync": place}
+    command = [replaced.get(word, word) for word in command_of("wsync-sidecar.yaml", "wsync")]
+    options = next(i for i, word in enumerate(command) if "token-file=" in word)
+    command[options] = re.sub("token-file=[^,]*,ca-file=[^,]*,", "", command[options]).replace("/etc/wsync-mount/", volumes["wsync-mount"] + "/").replace(
+        "18862", str(port))
+    log = open(unique("sidecar") + ".log", "wb")
+    at_end(log.close)
+    process = subprocess.Popen(["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all",
+                                "--no-new-privs", *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
+    at_end(process.wait, 60)
+    at_end(process.terminate)
+    process.log = log.name
+    wait_for(lambda: process.poll() is not None or os.path.isdir(place + "/actor/1"), "the version")
+    assert process.poll() is None, text_of(process)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=20) as r:
+        assert r.status == 200
+    agent.publish("actor", 2, folders[2])
+    wsync("release", "--agent", f"unix:{agent.sock}", "--wait", "60", "--min-engines", "1", "actor", "2")
+    with open(place + "/actor/version") as f:
+        assert f.read() == "2\n"
+    assert tensors_of(place + "/actor/2/model.safetensors") == tensors_of(folders[2] + "/model.safetensors")
+    assert unmount(place)
+    assert process.wait(30) == 0, text_of(process)
+
+
+def test_schemas():
+    "every manifest is one by Kubernetes' own schemas, strictly"
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed, as PyPI could not be reached")
+    yaml = pytest.importorskip("yaml", reason="kubernetes-validate is not installed, as PyPI could not be reached")
+    kinds = set()
+    for path in glob.glob(FOLDER + "*.yaml"):
+        with open(path) as f:
+            for resource in filter(None, yaml.safe_load_all(f)):
+                validate.validate(resource, "1.30", strict=True)
+                kinds.add(resource["kind"])
+    assert kinds == {"ConfigMap", "DaemonSet", "Deployment", "NetworkPolicy", "Pod", "Service"}, kinds
