@@ -34,7 +34,7 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse; only manuals want scdoc ---
-NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate campaign bench bench-gpu gpu-bundle format lint uninstall
+NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate campaign soak bench bench-gpu gpu-bundle format lint uninstall
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd gnutls libcurl jansson libxxhash libzstd libzmq libsodium
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(if $(filter all man install,$(or $(MAKECMDGOALS),all)),scdoc) $(PACKAGES) 2>&1 || echo pkg-config failed)
@@ -218,7 +218,7 @@ $(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
 .PHONY: fuzzers
 fuzzers: $(FUZZERS)
 
-.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate bench bench-gpu gpu-bundle campaign
+.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate bench bench-gpu gpu-bundle campaign soak
 deps: ## install what the build needs (Debian packages)
 	$(Q).ci/deps build
 deps-test:
@@ -256,6 +256,9 @@ gpu-bundle: ## build/gpu: tests and benchmarks of GPUs with their libraries, for
 mutate: deps-test ## change the code in one place at a time and look whether a test fails (ARGS=part of a file's name)
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	$(Q)tests/mutate $(ARGS)
+soak: deps-test ## versions for hours, with switches and upgrades: what grows, and whether every byte is right (SECONDS, OTHER, UPGRADE)
+	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all test-programs
+	$(Q)SECONDS=$(or $(SECONDS),7200) $$(.ci/python) tests/kill/soak.py
 campaign: deps-test ## kill, stop, cut off everything at random for half an hour, read meanwhile, see it heal (CAMPAIGN_SECONDS, CAMPAIGN_SEED, SAN)
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	$(Q)SAN=$(SAN) nice tests/kill/campaign.py
