@@ -6,6 +6,7 @@
 #include "fs/fuse/fs.h"
 #include "fs/fuse/given.h"
 #include "fs/fuse/invalidate.h"
+#include "fs/fuse/life.h"
 #include "fs/fuse/ops_checked.h"
 #include "fs/fuse/outside.h"
 #include "fs/fuse/readers.h"
@@ -14,6 +15,7 @@
 #include "fs/pull/lazy.h"
 #include "fs/pull/pull.h"
 #include "fs/relay.h"
+#include "fs/supervisor.h"
 #include "fs/switch/settings_lock.h"
 #include "transports/base/audit_log.h"
 #include "transports/base/clock.h"
@@ -40,7 +42,8 @@
 
 #define READ_AHEAD_KB    4096  /* of mounts that do not learn what is read */
 #define BEGIN_MS         10000 /* for the kernel to begin with a mount that is there */
-#define FIRST_CONTACT_MS 3000  /* a mount whose source is down comes up all the same, after this */
+#define FORMER_NS        (10 * WS_SECOND_NS)
+#define FIRST_CONTACT_MS 3000 /* a mount whose source is down comes up all the same, after this */
 #define MAX_WORKERS      16
 
 /* --- how complete files will be read --- */
@@ -163,9 +166,24 @@ static void end_connection(struct ws_fs *fs)
     if (rc ==
         -EPERM) /* not root: libfuse's helper unmounts, and closing the descriptor ends the connection */
         fuse_session_unmount(fs->session);
-    else if (rc < 0)
+    else if (rc < 0) {
         cut(fs);
+        ws_supervisor_cut();
+    }
     pthread_mutex_unlock(&one_at_a_time);
+}
+
+/* A reader may have a former daemon's answer, and not have looked at what is passed through by it yet. */
+static void close_former(struct ws_fs *fs)
+{
+    const struct timespec wait = {.tv_nsec = 20 * WS_MS_NS};
+    const uint64_t until = ws_clock_ns() + FORMER_NS;
+    if (ws_life_former_passed() == 0)
+        return;
+    while (ws_clock_ns() < until && !fuse_session_exited(fs->session))
+        (void)nanosleep(&wait, NULL);
+    if (!fuse_session_exited(fs->session))
+        ws_version_cache_close_former(fs, ws_life_former_passed());
 }
 
 struct starter {
@@ -225,6 +243,7 @@ static void *finish_start(void *arg)
         s->ready();
     ws_log(WS_LOG_INFO, "mount", "serving at=%s source=%s reads=%s", fs->options.mountpoint,
            fs->options.source, fs->mode_text);
+    close_former(fs);
     return NULL;
 }
 
@@ -252,6 +271,16 @@ static void say_sizes(struct ws_fs *fs)
            grows ? " or an eighth of the model" : "", rest);
 }
 
+static uint64_t id_of_model(void *life, const char *name, uint64_t fresh)
+{
+    return ws_life_model_id(life, name, fresh);
+}
+
+static void id_of_version(void *life, uint64_t id, uint64_t model_id, const struct ws_version_id *version)
+{
+    ws_life_add_version(life, id, model_id, version);
+}
+
 static int start_store(struct ws_fs *fs, struct ws_error *err)
 {
     struct ws_store_options o = fs->options.store;
@@ -261,6 +290,8 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
              fs->options.mountpoint);
     o.source.mount_id = mount_id;
     o.own_memory = fs->reads == WS_READS_LINK;
+    if (fs->life)
+        o.ids = (struct ws_store_ids){ws_life_last_id(fs->life), id_of_model, id_of_version, fs->life};
     o.serves = fs->options.serve.listen;
     o.trust = fs->options.trust.n ? &fs->options.trust : NULL;
     int rc = ws_store_new(&fs->store, &ws_puller, &o, err);
@@ -383,6 +414,34 @@ static int start_session(struct ws_fs *fs, struct ws_error *err)
     return 0;
 }
 
+static void cut_here(void *fs)
+{
+    cut(fs);
+}
+
+/* Forks, and goes on in each daemon; in the supervisor when all is over. */
+static int supervise(struct ws_fs *fs, bool *is_daemon, struct ws_error *err)
+{
+    *is_daemon = true;
+    if (!fs->options.supervised)
+        return 0;
+    if (fs->reads != WS_READS_PASSTHROUGH)
+        return ws_error_set(err, ENOTSUP,
+                            "--supervised is for reads by FUSE passthrough, which go on while a daemon is "
+                            "replaced, and complete files are "
+                            "read by %s here; leave it out",
+                            fs->mode_text);
+    fs->life = ws_life_new();
+    if (!fs->life)
+        return ws_error_set(err, ENOMEM, "no memory for a supervisor");
+    int rc = ws_supervisor_run(fs->life, fs->options.mountpoint, cut_here, fs, is_daemon, err);
+    if (rc < 0 || !*is_daemon)
+        return rc;
+    rc = ws_life_attach(fs->life, fs->session);
+    fs->side.next_id += ws_life_first_side_id(fs->life);
+    return rc < 0 ? ws_error_set(err, -rc, "libfuse does not let others read for it") : 0;
+}
+
 /* What root's daemon has left there is not that user's. */
 static int check_settings(const struct ws_mount_options *o, struct ws_error *err)
 {
@@ -455,6 +514,10 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     pthread_t thread;
     struct ws_ending *ending = NULL;
     struct fuse_loop_config *config = fuse_loop_cfg_create();
+    if (ws_life_number(fs->life) > 0) { /* who looks a version up that was there before finds it */
+        ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
+        (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
+    }
     int rc = config ? ws_thread_start(&thread, finish_start, s) : -ENOMEM;
     const bool started = rc == 0;
     if (rc == 0)
@@ -509,6 +572,7 @@ static void stop(struct ws_fs *fs)
         fuse_session_destroy(fs->session);
     }
     ws_broker_free(fs->broker);
+    ws_life_free(fs->life);
     if (fs->read_ahead >= 0)
         close(fs->read_ahead);
     ws_side_free(&fs->side);
@@ -553,6 +617,17 @@ static int check_topology(const struct ws_mount_options *o, struct ws_error *err
         name, name);
 }
 
+/* The supervisor, whose daemon has unmounted, and has ended. */
+static int let_go(struct ws_fs *fs, const sigset_t *signals)
+{
+    fuse_session_destroy(fs->session);
+    ws_settings_unlock(fs->settings);
+    ws_side_free(&fs->side);
+    ws_life_free(fs->life);
+    pthread_sigmask(SIG_SETMASK, signals, NULL);
+    return 0;
+}
+
 static int run_session(const struct ws_mount_options *o, void (*ready)(void), int ready_pipe,
                        struct ws_error *err)
 {
@@ -575,7 +650,12 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     clock_gettime(CLOCK_REALTIME, &fs.start);
     fs.reads = choose_reads(o, why, sizeof(why));
     describe_reads(&fs, why);
+    bool is_daemon = true;
     rc = start_session(&fs, err);
+    if (rc == 0)
+        rc = supervise(&fs, &is_daemon, err);
+    if (rc == 0 && !is_daemon)
+        return let_go(&fs, &signals);
     if (rc == 0)
         rc = become_user(&fs, err);
     if (rc == 0 && ws_invalidate_start(&fs) < 0)

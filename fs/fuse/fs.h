@@ -56,6 +56,7 @@ struct ws_fs {
     struct fuse_session *session;
     struct ws_names names;
     struct ws_side side;
+    struct ws_life *life;     /* NULL: without --supervised */
     struct ws_broker *broker; /* NULL: without run-as= */
     struct ws_place place;    /* where the session is mounted, once it is */
     int read_ahead;           /* the kernel's file of the mount's read-ahead; -1: there is none */
@@ -70,7 +71,7 @@ struct ws_fs {
     LIST_HEAD(ws_open_files, ws_open_file) open_files;       /* guarded by lock (ops_data.c) */
     LIST_HEAD(ws_open_folders, ws_open_folder) open_folders; /* guarded by lock (ops_meta.c) */
     struct ws_invalidator *invalidator;
-    _Atomic uint64_t lookup_generation; /* counts lookups of files that take commands (tree.c) */
+    _Atomic uint64_t last_lookup; /* of a file that takes commands (tree.c), without a life */
 };
 
 fuse_ino_t ws_ino(uint64_t id, enum ws_tree_kind kind, uint64_t index);

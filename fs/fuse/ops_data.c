@@ -2,6 +2,7 @@
 #include "fs/engines/job.h"
 #include "fs/fuse/invalidate.h"
 #include "fs/fuse/lazy_read.h"
+#include "fs/fuse/life.h"
 #include "fs/fuse/ops_side.h"
 #include "fs/fuse/tree.h"
 #include "fs/fuse/version_cache.h"
@@ -52,9 +53,10 @@ static bool is_root(fuse_req_t req)
     return uid == 0 || (uid == geteuid() && !ws_mount_options_is_given(&fs->options));
 }
 
-static struct ws_open_file *get_open_file(const struct fuse_file_info *fi)
+/* NULL: of a daemon before this one. */
+static struct ws_open_file *get_open_file(fuse_req_t req, const struct fuse_file_info *fi)
 {
-    return (struct ws_open_file *)(uintptr_t)fi->fh;
+    return ws_life_handled(((const struct ws_fs *)fuse_req_userdata(req))->life, fi->fh);
 }
 
 static void free_shown(struct ws_open_file *o)
@@ -117,7 +119,7 @@ static void reply_opened(struct ws_request *rq, struct ws_open_file *o)
     LIST_INSERT_HEAD(&rq->fs->open_files, o, entry);
     o->listed = true;
     pthread_mutex_unlock(&rq->fs->lock);
-    rq->fi.fh = (uint64_t)(uintptr_t)o;
+    rq->fi.fh = ws_life_handle(rq->fs->life, o);
     if (fuse_reply_open(rq->req, &rq->fi) != 0)
         free_open(rq->fs, o); /* the reader is gone: release will not come */
     ws_request_end(rq);
@@ -196,13 +198,15 @@ static void run_open_weights(struct ws_request *rq)
     int rc = o ? ws_tree_node_get(rq->fs, rq->ino, &n) : -ENOMEM;
     if (rc < 0) {
         free(o);
-        ws_request_error(rq, rc == -ENOENT ? ESTALE : -rc);
+        ws_request_error(rq, -rc);
         return;
     }
     o->kind = n.kind;
     o->pid = fuse_req_ctx(rq->req)->pid;
-    if (ws_version_is_leaving(
-            n.version)) { /* seen by whoever has its memory next: we have a reference already */
+    if (ws_tree_node_is_former(&n)) {
+        rc = -ESTALE;
+    } else if (ws_version_is_leaving(
+                   n.version)) { /* seen by whoever has its memory next: we have a reference already */
         ws_version_refuse_open(n.version);
         rc = -ESTALE;
     } else {
@@ -249,7 +253,7 @@ static void open_changes(void *arg)
     int rc = o ? ws_tree_node_get(fs, rq->ino, &n) : -ENOMEM;
     if (rc < 0) {
         free(o);
-        ws_request_error(rq, rc == -ENOENT ? ESTALE : -rc);
+        ws_request_error(rq, -rc);
         return;
     }
     o->kind = n.kind;
@@ -338,7 +342,9 @@ void ws_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         ws_side_op_release(req, ino);
         return;
     }
-    free_open(fuse_req_userdata(req), get_open_file(fi));
+    struct ws_open_file *o = get_open_file(req, fi);
+    if (o)
+        free_open(fuse_req_userdata(req), o);
     fuse_reply_err(req, 0);
 }
 
@@ -346,7 +352,7 @@ void ws_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
 static void run_read_weights(struct ws_request *rq)
 {
-    struct ws_open_file *o = get_open_file(&rq->fi);
+    struct ws_open_file *o = get_open_file(rq->req, &rq->fi);
     uint64_t off = (uint64_t)rq->off, n = rq->size;
     if (off >= o->size || n == 0) {
         fuse_reply_buf(rq->req, NULL, 0);
@@ -461,8 +467,10 @@ void ws_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
         ws_side_op_read(req, ino, size, off);
         return;
     }
-    struct ws_open_file *o = get_open_file(fi);
-    if (o->version) {
+    struct ws_open_file *o = get_open_file(req, fi);
+    if (!o) {
+        fuse_reply_err(req, ESTALE);
+    } else if (o->version) {
         ws_request_start(req, run_read_weights, ino, NULL, size, off, fi, false);
     } else if (o->shown) {
         read_changes(req, o, size, off);
@@ -510,12 +518,13 @@ void ws_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
         return;
     }
     struct ws_fs *fs = fuse_req_userdata(req);
-    const struct ws_open_file *o = get_open_file(fi);
-    struct command *w = calloc(1, sizeof(*w));
+    const struct ws_open_file *o =
+        get_open_file(req, fi); /* NULL: the daemon died over the command; twice it is not run */
+    struct command *w = o ? calloc(1, sizeof(*w)) : NULL;
     (void)ino;
     (void)off;
     if (!w) {
-        fuse_reply_err(req, ENOMEM);
+        fuse_reply_err(req, o ? ENOMEM : EIO);
         return;
     }
     w->req = req;
@@ -538,10 +547,10 @@ void ws_op_poll(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, struc
         return;
     }
     struct ws_fs *fs = fuse_req_userdata(req);
-    struct ws_open_file *o = get_open_file(fi);
-    unsigned ready = POLLIN | POLLOUT;
+    struct ws_open_file *o = get_open_file(req, fi);
+    unsigned ready = POLLIN | POLLOUT; /* of a daemon before this one, too: the read says what became of it */
     (void)ino;
-    if (!o->version && !o->shown && o->view == WS_VIEW_EVENTS) {
+    if (o && !o->version && !o->shown && o->view == WS_VIEW_EVENTS) {
         if (ph) { /* first: an event that comes while we look finds it */
             pthread_mutex_lock(&fs->lock);
             struct fuse_pollhandle *old = o->ph;

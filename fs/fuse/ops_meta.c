@@ -1,4 +1,5 @@
 /* The operations that look at names, sizes and attributes, and the ones that are refused. */
+#include "fs/fuse/life.h"
 #include "fs/fuse/ops_side.h"
 #include "fs/fuse/tree.h"
 #include "fs/fuse/version_cache.h"
@@ -53,22 +54,32 @@ static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n)
     fuse_reply_none(req); /* inodes are computed: there is nothing to free */
 }
 
-static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+static void run_getattr(struct ws_request *rq)
 {
-    struct ws_fs *fs = fuse_req_userdata(req);
     struct ws_tree_node n;
     struct stat st;
     double timeout = 0;
-    (void)fi;
-    int rc = ws_tree_node_get(fs, ino, &n);
+    int rc = ws_tree_node_get(rq->fs, rq->ino, &n);
+    if (rc == 0 && ws_tree_node_is_former(&n) && !ws_version_files(n.version)) {
+        ws_request_park(rq, n.version, WS_FILE_MANIFEST, 0, 0, rq->fs->options.deadline_ms);
+        ws_tree_node_release(&n);
+        return;
+    }
     if (rc == 0) {
-        rc = ws_tree_node_attr(fs, &n, &st, &timeout);
+        rc = ws_tree_node_attr(rq->fs, &n, &st, &timeout);
         ws_tree_node_release(&n);
     }
     if (rc < 0)
-        fuse_reply_err(req, -rc);
+        fuse_reply_err(rq->req, -rc);
     else
-        fuse_reply_attr(req, &st, timeout);
+        fuse_reply_attr(rq->req, &st, timeout);
+    ws_request_end(rq);
+}
+
+static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    (void)fi;
+    ws_request_start(req, run_getattr, ino, NULL, 0, 0, NULL, false);
 }
 
 /* Of a control file only what `echo >` does: it is truncated. */
@@ -153,32 +164,39 @@ void ws_fs_close_folders(struct ws_fs *fs)
         unlist_folder(fs, LIST_FIRST(&fs->open_folders));
 }
 
-static void run_opendir(struct ws_request *rq)
+/* What a folder has now. 1: parked; NULL in *out then, and with an error. */
+static int make_folder(struct ws_request *rq, struct ws_open_folder **out)
 {
     struct ws_tree_node n;
     struct ws_open_folder *f = calloc(1, sizeof(*f));
     int rc = f ? ws_tree_node_get(rq->fs, rq->ino, &n) : -ENOMEM;
+    *out = NULL;
     if (rc < 0) {
         free_folder(f);
-        ws_request_error(rq, -rc);
-        return;
+        return rc;
     }
     add_entry(f, ".", rq->ino);
     add_entry(f, "..", FUSE_ROOT_ID);
     rc = ws_tree_node_list(rq, &n, add_entry, f);
     ws_tree_node_release(&n);
-    if (rc > 0) {
-        free_folder(f);
-        return; /* parked */
-    }
     if (rc == 0 && f->failed)
         rc = -ENOMEM;
-    if (rc < 0) {
+    if (rc == 0)
+        *out = f;
+    else
         free_folder(f);
+    return rc;
+}
+
+static void run_opendir(struct ws_request *rq)
+{
+    struct ws_open_folder *f;
+    int rc = make_folder(rq, &f);
+    if (rc < 0)
         ws_request_error(rq, -rc);
+    if (rc != 0)
         return;
-    }
-    rq->fi.fh = (uint64_t)(uintptr_t)f;
+    rq->fi.fh = ws_life_handle(rq->fs->life, f);
     list_folder(rq->fs, f);
     if (fuse_reply_open(rq->req, &rq->fi) != 0)
         unlist_folder(rq->fs, f);
@@ -192,8 +210,11 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
+    struct ws_fs *fs = fuse_req_userdata(req);
+    struct ws_open_folder *f = ws_life_handled(fs->life, fi->fh);
     (void)ino;
-    unlist_folder(fuse_req_userdata(req), (struct ws_open_folder *)(uintptr_t)fi->fh);
+    if (f)
+        unlist_folder(fs, f);
     fuse_reply_err(req, 0);
 }
 
@@ -219,9 +240,8 @@ static size_t add_plus(fuse_req_t req, char *buf, size_t room, const char *name,
     return fuse_add_direntry_plus(req, buf, room, name, &e, next);
 }
 
-static void read_folder(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
+static void reply_folder(fuse_req_t req, const struct ws_open_folder *f, size_t size, off_t off, bool plus)
 {
-    const struct ws_open_folder *f = (const struct ws_open_folder *)(uintptr_t)fi->fh;
     char *buf = malloc(size);
     size_t used = 0;
     if (!buf) {
@@ -240,16 +260,39 @@ static void read_folder(fuse_req_t req, size_t size, off_t off, struct fuse_file
     free(buf);
 }
 
+/* Of a folder that a former daemon opened: it is listed anew, in the same order as far as it is the same. */
+static void run_list_again(struct ws_request *rq)
+{
+    struct ws_open_folder *f;
+    int rc = make_folder(rq, &f);
+    if (rc < 0)
+        ws_request_error(rq, -rc);
+    if (rc != 0)
+        return;
+    reply_folder(rq->req, f, rq->size, rq->off, rq->plus);
+    free_folder(f);
+    ws_request_end(rq);
+}
+
+static void read_folder(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi,
+                        bool plus)
+{
+    const struct ws_fs *fs = fuse_req_userdata(req);
+    const struct ws_open_folder *f = ws_life_handled(fs->life, fi->fh);
+    if (f)
+        reply_folder(req, f, size, off, plus);
+    else
+        ws_request_start(req, run_list_again, ino, NULL, size, off, fi, plus);
+}
+
 static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
-    (void)ino;
-    read_folder(req, size, off, fi, false);
+    read_folder(req, ino, size, off, fi, false);
 }
 
 static void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
-    (void)ino;
-    read_folder(req, size, off, fi, true);
+    read_folder(req, ino, size, off, fi, true);
 }
 
 /* --- extended attributes of a tensor --- */

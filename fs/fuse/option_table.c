@@ -176,6 +176,13 @@ static int set_fuse_socket(struct ws_mount_options *o, const char *value)
     return keep_path(o, value, &o->given_socket);
 }
 
+static int set_supervised(struct ws_mount_options *o, const char *value)
+{
+    (void)value;
+    o->supervised = true;
+    return 0;
+}
+
 static int set_run_as(struct ws_mount_options *o, const char *value)
 {
     const char *name = ws_mount_option_keep(o, value);
@@ -528,6 +535,10 @@ static const struct ws_mount_option table[] = {
      "for the folder (wsync-fleet(7), WITHOUT PRIVILEGES)"},
     {"fuse-socket", "PATH", set_fuse_socket,
      "the same, and the process that listens at the unix socket sends it (SCM_RIGHTS)"},
+    {"supervised", NULL, set_supervised,
+     "a process keeps the mount while a daemon that dies is replaced: nobody finds it dead, and what is open "
+     "or mapped goes on "
+     "(wsync-fleet(7), A DAEMON THAT DIES)"},
     {"run-as", "USER", set_run_as,
      "once it is mounted the daemon is this user, without any capability; a process beside it keeps "
      "CAP_SYS_ADMIN for reads at memory "

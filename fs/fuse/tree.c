@@ -1,4 +1,5 @@
 #include "fs/fuse/tree.h"
+#include "fs/fuse/life.h"
 #include "fs/fuse/version_cache.h"
 #include "fs/pull/cuda_ipc_file.h"
 #include "fs/pull/shown_delta.h"
@@ -98,6 +99,27 @@ static void match_id(void *arg, struct ws_model *m)
         s->found = ws_model_get(m);
 }
 
+static struct ws_model *model_of(struct ws_fs *fs, uint64_t id)
+{
+    struct search s = {.id = id};
+    ws_store_each(fs->store, match_id, &s);
+    return s.found;
+}
+
+/* What a former daemon showed: a folder that somebody is in, lists, or has mounted elsewhere, or a file that is open. */
+static struct ws_version *former_version(struct ws_fs *fs, uint64_t id)
+{
+    struct ws_version_id version;
+    uint64_t model_id;
+    if (!ws_life_find_version(fs->life, id, &model_id, &version))
+        return NULL;
+    struct ws_model *m = model_of(fs, model_id);
+    struct ws_version *v = m ? ws_version_at(m, version.version, version.lineage) : NULL;
+    if (m)
+        ws_model_put(m);
+    return v;
+}
+
 int ws_tree_node_get(struct ws_fs *fs, fuse_ino_t ino, struct ws_tree_node *out)
 {
     *out = (struct ws_tree_node){.ino = ino, .kind = ws_ino_kind(ino), .index = ws_ino_index(ino)};
@@ -110,15 +132,20 @@ int ws_tree_node_get(struct ws_fs *fs, fuse_ino_t ino, struct ws_tree_node *out)
     case WS_KIND_MODEL:
     case WS_KIND_MODEL_VIEW:
     case WS_KIND_MODEL_LINK: {
-        struct search s = {.id = ws_ino_id(ino)};
-        ws_store_each(fs->store, match_id, &s);
-        out->model = s.found;
-        return s.found ? 0 : -ENOENT;
+        out->model = model_of(fs, ws_ino_id(ino));
+        return out->model ? 0 : -ESTALE;
     }
     default:
         out->version = ws_version_by_serial(fs->store, ws_ino_id(ino));
-        return out->version ? 0 : -ENOENT;
+        if (!out->version)
+            out->version = former_version(fs, ws_ino_id(ino));
+        return out->version ? 0 : -ESTALE;
     }
+}
+
+bool ws_tree_node_is_former(const struct ws_tree_node *n)
+{
+    return n->version && ws_version_serial(n->version) != ws_ino_id(n->ino);
 }
 
 void ws_tree_node_release(struct ws_tree_node *n)
@@ -282,7 +309,10 @@ static const struct view_name *find_view(const struct view_name *views, size_t n
  * written or truncated, and a second writer, or a cancel, could not even ask while the first command runs. */
 static fuse_ino_t view_ino(struct ws_fs *fs, uint64_t id, enum ws_tree_kind kind, enum ws_view view)
 {
-    uint64_t turn = ws_view_is_written(view) ? atomic_fetch_add(&fs->lookup_generation, 1) & 0x7FFFFF : 0;
+    uint64_t turn =
+        ws_view_is_written(view)
+            ? atomic_fetch_add(fs->life ? ws_life_last_lookup(fs->life) : &fs->last_lookup, 1) & 0x7FFFFF
+            : 0;
     return ws_ino(id, kind, turn << 8 | view);
 }
 

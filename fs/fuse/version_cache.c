@@ -2,6 +2,7 @@
 #include "fs/fuse/backing.h"
 #include "fs/fuse/broker.h"
 #include "fs/fuse/invalidate.h"
+#include "fs/fuse/life.h"
 #include "transports/base/log.h"
 #include <errno.h>
 #include <stdio.h>
@@ -13,7 +14,10 @@
 
 static int open_backing(struct ws_fs *fs, int fd)
 {
-    return fs->broker ? ws_broker_backing_open(fs->broker, fd) : ws_backing_open(fs->session, fd);
+    const int id = fs->broker ? ws_broker_backing_open(fs->broker, fd) : ws_backing_open(fs->session, fd);
+    if (id > 0)
+        ws_life_passes(fs->life, id);
+    return id;
 }
 
 static void close_backing(struct ws_fs *fs, int id)
@@ -42,6 +46,12 @@ int ws_version_cache_probe(struct ws_fs *fs)
     }
     ws_region_free(r);
     return rc;
+}
+
+void ws_version_cache_close_former(struct ws_fs *fs, int highest)
+{
+    for (int id = 1; id <= highest; id++)
+        close_backing(fs, id);
 }
 
 /* --- the caches --- */

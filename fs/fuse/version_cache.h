@@ -28,6 +28,8 @@ const struct ws_tensor *ws_version_cache_tensor(struct ws_version *v, const stru
                                                 size_t i, size_t *file);
 /* Index of a file name below tensors/; -1. */
 long ws_version_cache_find(struct ws_version *v, const struct ws_version_cache *vc, const char *name);
+/* Closes what former daemons (life.h) had passed through, up to that number: that frees the memory behind it, and files that are open go on. */
+void ws_version_cache_close_former(struct ws_fs *fs, int highest);
 /* The one backing id of a complete file, which the first use registers. Positive, or -errno; -EPIPE: the broker is gone, and the file
  * has none. */
 WS_MUST_USE int ws_version_cache_backing(struct ws_fs *fs, struct ws_version *v, size_t file);

@@ -58,7 +58,9 @@ static struct ws_model *add(struct ws_store *s, const char *name, const char *ba
     }
     m->store = s;
     atomic_fetch_add(&s->refs, 1);
-    m->id = ++s->next_id;
+    m->id = ++*s->last_id;
+    if (s->options.ids.of_model)
+        m->id = s->options.ids.of_model(s->options.ids.arg, name, m->id);
     atomic_init(&m->refs, 1);
     m->listed = true;
     m->part_index = index;

@@ -221,7 +221,7 @@ struct ws_store {
     uint64_t next_order;                       /* of sources, in which they were added */
     char *removed[WS_MAX_MODELS];              /* models that a source for all models may not bring back */
     struct ws_model_prefs *model_prefs;        /* transport_prefs.c */
-    uint64_t next_id;
+    uint64_t *last_id, own_last_id;
     struct ws_version *ids[WS_ID_BUCKETS];
     uint64_t used_bytes;    /* of the cache, by versions with and without a name */
     uint64_t waiting_bytes; /* by those without a name */

@@ -174,6 +174,7 @@ int ws_store_new(struct ws_store **out, const struct ws_puller *puller,
     ws_cond_init(&s->reaper_changed);
     s->next_deadline_ns = WS_NEVER;
     s->last_dead = &s->dead;
+    s->last_id = options->ids.last ? options->ids.last : &s->own_last_id;
     s->speeds = options->speeds;
     rc = copy_options(&s->options, options, err);
     if (rc == 0 && getrandom(&s->id, sizeof(s->id), 0) != (ssize_t)sizeof(s->id))

@@ -46,6 +46,14 @@ const char *ws_copies_name(enum ws_copies copies); /* "2", "1", "auto" */
 #define WS_DELTA_CACHE_GROWS UINT64_MAX
 #define WS_DELTA_CACHE_LEAST (1UL << 30)
 
+/* How models and versions get the numbers that are theirs for the mount's life, where that is longer than this process's (fuse/life.h). All
+ * NULL: from 1. Called with the store's lock. */
+struct ws_store_ids {
+    uint64_t *last; /* the next one comes after it, and it is set to that; borrowed */
+    uint64_t (*of_model)(void *arg, const char *name, uint64_t fresh); /* one that it has had, or `fresh` */
+    void (*of_version)(void *arg, uint64_t id, uint64_t model_id, const struct ws_version_id *version);
+    void *arg;
+};
 struct ws_store_options {
     struct ws_source_options source; /* token and TLS for every source */
     uint64_t cache_bytes;            /* for weights; 0: ws_cache_budget_default of the memory at start */
@@ -66,6 +74,7 @@ struct ws_store_options {
     struct ws_transport_prefs transport_prefs; /* of models that have none of their own */
     unsigned device;                           /* of this mount, in a broadcast */
     struct ws_speeds speeds;                   /* for the cost model; all 0: as measured */
+    struct ws_store_ids ids;
 };
 /* puller: brings the versions (fs/pull/pull.h); borrowed for the store's life. */
 WS_MUST_USE int ws_store_new(struct ws_store **out, const struct ws_puller *puller,

@@ -49,9 +49,13 @@ struct ws_version *ws_version_new(struct ws_model *m, uint64_t number, const cha
         return NULL;
     v->store = s;
     v->model = ws_model_get(m);
-    v->serial = v->origin = ++s->next_id;
+    v->serial = v->origin = ++*s->last_id;
     v->number = number;
     snprintf(v->lineage, sizeof(v->lineage), "%s", run);
+    if (s->options.ids.of_version) {
+        const struct ws_version_id id = ws_version_id_make(number, run);
+        s->options.ids.of_version(s->options.ids.arg, v->serial, m->id, &id);
+    }
     atomic_init(&v->refs, 1);
     v->strategy = WS_NO_WAY;
     pthread_mutex_init(&v->header_lock, NULL);

@@ -15,6 +15,8 @@ static const struct cli_option mount_options[] = {
     {"serve", 0, "HOST:PORT", "be a source for other mounts: the mount option serve="},
     {"fuse-socket", 0, "PATH",
      "somebody else mounts, and sends the descriptor: the mount option fuse-socket="},
+    {"supervised", 0, NULL,
+     "a daemon that dies is replaced, and nobody finds it dead: the mount option supervised"},
     {"foreground", 'f', NULL, "serve in this process instead of a daemon"},
     {"list-options", 0, NULL, "print the mount options"},
     {"verbose", 'v', NULL, "accepted for mount(8)"},
@@ -74,6 +76,8 @@ static int run_mount(const struct cli_args *args)
         rc = add_option(&o, args, "serve", &err);
     if (rc == 0)
         rc = add_option(&o, args, "fuse-socket", &err);
+    if (rc == 0 && cli_has(args, "supervised"))
+        rc = ws_mount_options_parse(&o, "supervised", &err);
     if (rc == 0)
         rc = ws_mount_options_place(&o, cli_word(args, 0), cli_word(args, 1), &err);
     if (rc == 0)
@@ -94,7 +98,8 @@ static int run_mount(const struct cli_args *args)
 const struct cli_command cmd_mount = {
     .name = "mount",
     .summary = "show the versions of a run as files below a folder",
-    .synopsis = "[-f] [--serve HOST:PORT] [--fuse-socket PATH] [-o OPTIONS] SOURCE[,SOURCE...] DIR|/dev/fd/N",
+    .synopsis = "[-f] [--serve HOST:PORT] [--supervised] [--fuse-socket PATH] [-o OPTIONS] "
+                "SOURCE[,SOURCE...] DIR|/dev/fd/N",
     .description =
         "SOURCE is http://HOST:PORT or https://HOST:PORT (an agent), with ;token-file=/PATH behind it where "
         "a token is "

@@ -1,0 +1,125 @@
+#include "fs/supervisor.h"
+#include "transports/base/clock.h"
+#include "transports/base/log.h"
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define DEATHS    3 /* WSYNC_DEATHS, for tests */
+#define MOST      64
+#define WITHIN_NS (60 * WS_SECOND_NS)
+#define CUT       SIGUSR2 /* from a daemon */
+
+static pid_t supervisor; /* 0: this process has none */
+
+struct watch {
+    pid_t daemon;
+    uint64_t deaths[MOST]; /* when, the last n % MOST */
+    size_t n, most;
+    bool ends; /* it was told to */
+    void (*cut)(void *arg);
+    void *arg;
+};
+
+static void signals(sigset_t *out)
+{
+    static const int of[] = {SIGTERM, SIGINT, SIGHUP, SIGCHLD, CUT};
+    sigemptyset(out);
+    for (size_t i = 0; i < sizeof(of) / sizeof(of[0]); i++)
+        sigaddset(out, of[i]);
+}
+
+/* The daemon's wait status, once it has ended. */
+static int wait_for_end(struct watch *w)
+{
+    sigset_t set;
+    int status, signal;
+    signals(&set);
+    for (;;) {
+        const pid_t got = waitpid(w->daemon, &status, WNOHANG);
+        if (got == w->daemon)
+            return status;
+        if (sigwait(&set, &signal) != 0 || signal == SIGCHLD)
+            continue;
+        if (signal == CUT)
+            w->cut(w->arg);
+        w->ends = w->ends || signal == SIGTERM || signal == SIGINT || signal == CUT;
+        if (signal != CUT)
+            (void)kill(w->daemon, signal);
+    }
+}
+
+static size_t most_deaths(void)
+{
+    const char *text = getenv("WSYNC_DEATHS");
+    const unsigned long n = text ? strtoul(text, NULL, 10) : DEATHS;
+    return n < 1 ? 1 : n;
+}
+
+static bool died_often(struct watch *w)
+{
+    const uint64_t now = ws_clock_ns();
+    w->deaths[w->n++ % MOST] = now;
+    return w->most <= MOST && w->n >= w->most && now - w->deaths[(w->n - w->most) % MOST] < WITHIN_NS;
+}
+
+/* 0: another one is to be started. */
+static int judge(struct watch *w, int status, const char *what, bool *is_over, struct ws_error *err)
+{
+    *is_over = true;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return 0;
+    if (WIFEXITED(status))
+        return ws_error_set(err, EIO, "the daemon of %s has ended with an error, which it named", what);
+    const char *how = strsignal(WTERMSIG(status));
+    if (w->ends)
+        return ws_error_set(err, EINTR, "the daemon of %s was told to end, and died: %s", what, how);
+    if (died_often(w))
+        return ws_error_set(
+            err, EIO,
+            "the daemon of %s has died %zu times within %llu s, the last time of: %s; it is unmounted", what,
+            w->most, WITHIN_NS / WS_SECOND_NS, how);
+    ws_log(WS_LOG_ERROR, "mount", "the daemon has died, and another one takes over at=%s signal=\"%s\"", what,
+           how);
+    *is_over = false;
+    return 0;
+}
+
+int ws_supervisor_run(struct ws_life *life, const char *what, void (*cut)(void *arg), void *arg,
+                      bool *is_daemon, struct ws_error *err)
+{
+    struct watch w = {.most = most_deaths(), .cut = cut, .arg = arg};
+    sigset_t set, before;
+    bool is_over = false;
+    int rc = 0;
+    signals(&set);
+    *is_daemon = false;
+    const pid_t me = getpid();
+    pthread_sigmask(SIG_BLOCK, &set, &before);
+    while (rc == 0 && !is_over) {
+        if (!ws_life_next(life))
+            return ws_error_set(err, EAGAIN, "%d daemons of %s have died: mount it anew", WS_LIVES, what);
+        w.daemon = fork();
+        if (w.daemon < 0)
+            return ws_error_set(err, errno, "cannot start a daemon for %s: %s", what, strerror(errno));
+        if (w.daemon == 0) {
+            supervisor = me;
+            *is_daemon = true;
+            pthread_sigmask(SIG_SETMASK, &before, NULL);
+            return 0;
+        }
+        (void)prctl(PR_SET_NAME, "wsync-keeps");
+        rc = judge(&w, wait_for_end(&w), what, &is_over, err);
+    }
+    return rc;
+}
+
+void ws_supervisor_cut(void)
+{
+    if (supervisor && getppid() == supervisor)
+        (void)kill(supervisor, CUT);
+}
