@@ -129,6 +129,8 @@ const struct cli_command cmd_mount = {
         "descriptor, as /dev/fd/N, or sends it over a unix socket (--fuse-socket); DIR is then the folder "
         "where engines see "
         "the mount, and need not be here. Whoever mounted it also unmounts it, which ends the daemon.\n\n"
+        "With --supervised a daemon that dies is replaced while its mount stays: see A DAEMON THAT DIES in "
+        "wsync-fleet(7).\n\n"
         "It raises its soft limit of open files to the hard one (a version has a file descriptor a file, a "
         "connection one); the hard one is LimitNOFILE= of its unit, or ulimit -Hn.\n\n"
         "In fstab: https://HOST:18861 /wsync wsync _netdev,token-file=/etc/wsync/token,group=engines 0 0",

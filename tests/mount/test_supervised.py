@@ -33,14 +33,13 @@ class Supervised(Mount):
 
     @property
     def daemon(self):
-        with open(f"/proc/{self.pid}/task/{self.pid}/children") as f:
-            return int(f.read().split()[0])
+        return int(wait_for(self.children, "a daemon")[0])
 
     def kill_daemon(self):
         """Returns when another one answers."""
         before = self.daemon
         os.kill(before, signal.SIGKILL)
-        wait_for(lambda: self.alive() and self.children() and self.daemon != before, "the next daemon")
+        wait_for(lambda: self.alive() and set(self.children()) - {str(before)}, "the next daemon")
         self.text("status")
 
     def children(self):
