@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define DEATHS    3 /* WSYNC_DEATHS, for tests */
+#define DEATHS    3 /* WSYNC_DEATHS says otherwise */
 #define MOST      64
 #define WITHIN_NS (60 * WS_SECOND_NS)
 #define CUT       SIGUSR2 /* from a daemon */
