@@ -620,6 +620,7 @@ static int check_topology(const struct ws_mount_options *o, struct ws_error *err
 /* The supervisor, whose daemon has unmounted, and has ended. */
 static int let_go(struct ws_fs *fs, const sigset_t *signals)
 {
+    fuse_session_unmount(fs->session); /* does no more where the mount is gone */
     fuse_session_destroy(fs->session);
     ws_settings_unlock(fs->settings);
     ws_side_free(&fs->side);
