@@ -1,23 +1,26 @@
 """What tests of patches start a vLLM with: --worker-cls patch_probe.Worker, --worker-extension-cls patch_probe.Probe.
 
 vLLM's CPU build packs the weights of linear layers and of experts for its kernels, so that there is next to nothing to patch. As on GPUs, they
-stay as they are here: linear layers use torch's own kernel. Experts are packed, unless their family is one whose experts torch computes."""
+stay as they are in this worker: linear layers use torch's own kernel, small ones too, which a CPU with AMX would pack. Experts are packed,
+unless their family is one whose experts torch computes."""
 import hashlib
 import os
 import time
 
 import torch
 import vllm._custom_ops as ops
+from vllm.model_executor.layers import utils
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from wsync.patch import _plan
 from wsync.vllm import Extension
 
-ops._supports_onednn = False
-
 
 class Worker(CPUWorker):
-    pass
+    def __init__(self, *args, **more):
+        ops._supports_onednn = False
+        utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
+        super().__init__(*args, **more)
 
 
 class Probe(Extension):

@@ -91,6 +91,8 @@ class Walk:
         for line in self.mount.text("actor/events").splitlines():
             if line not in self.seen and " engine=v " in line:
                 self.seen.add(line)
+                if " how=whole " in line:
+                    print("#  ", line, flush=True)
                 for what in ("loaded", "brought-back"):
                     for how in ("patch", "whole", "undo"):
                         self.counts[f"{what} {how}"] += f" {what} " in line and f" how={how} " in f"{line} "
