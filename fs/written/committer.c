@@ -19,6 +19,8 @@ static bool is_new(const struct written *w, const struct written_top *t)
 {
     if (!t->was_published)
         return true;
+    if (w->options->part == WS_COMMIT_OTHER) /* marker and config are the first node's */
+        return t->new_weights;
     if (w->options->marker)
         return t->new_weights && t->new_marker;
     return t->new_weights && (t->new_config || faccessat(t->fd, WS_ADAPTER_CONFIG_NAME, F_OK, 0) < 0);
@@ -67,7 +69,7 @@ bool written_is_whole(const struct written *w, const struct written_top *t, bool
     struct ws_error err = {0};
 
     snprintf(path, sizeof(path), "/proc/self/fd/%d/.", t->fd);
-    const int rc = ws_commit_rule_read(path, w->options->marker, &folder, &err);
+    const int rc = ws_commit_rule_read(path, w->options->marker, w->options->part, &folder, &err);
     ws_folder_free(folder);
     if (rc < 0 && says_why)
         ws_log(rc == -EAGAIN ? WS_LOG_DEBUG : WS_LOG_WARN, "share", "%s: %s", t->name, err.text);
@@ -84,6 +86,7 @@ static void commit(struct written *w, struct written_top *t)
     t->is_taken = true;
     t->is_due = false;
     t->refs++;
+    w->publishing = t;
     memcpy(name, t->name, sizeof(name));
     pthread_mutex_unlock(&w->lock);
     const bool whole = written_is_whole(w, t, true); /* nobody changes it meanwhile */
@@ -91,10 +94,11 @@ static void commit(struct written *w, struct written_top *t)
         outcome = w->options->publish(w->options->arg, t->fd, name, number);
     pthread_mutex_lock(&w->lock);
     t->is_taken = false;
+    w->publishing = NULL;
     if (whole && outcome == WS_WRITTEN_FAILED) {
         t->is_due = true;
         t->not_before = ws_clock_ms() + ((uint64_t)RETRY_FIRST_MS << t->failures);
-        t->failures += t->failures < RETRY_DOUBLINGS;
+        t->failures += w->options->part == WS_COMMIT_WHOLE && t->failures < RETRY_DOUBLINGS;
     } else if (whole) {
         t->was_published = true;
         t->new_weights = t->new_config = t->new_marker = false;
@@ -110,7 +114,7 @@ void written_settle(struct written *w, struct written_top *top)
     const uint64_t until = ws_clock_ns() + SETTLE_NS;
     uint64_t number;
 
-    if (!top)
+    if (!top || w->options->part == WS_COMMIT_OTHER) /* the other nodes may wait for who calls */
         return;
     top->refs++;
     while (!w->ends && ws_clock_ns() < until && (top->is_taken || is_ready(w, top, &number)))

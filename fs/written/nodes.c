@@ -1,4 +1,5 @@
 #include "fs/written/nodes.h"
+#include "transports/base/clock.h"
 #include "transports/format/adapter_files.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -6,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define GIVE_WAY_NS 50000000 /* what publishes may just be beginning: it is asked again */
 
 static struct written_node **bucket(struct written *w, dev_t dev, ino_t ino)
 {
@@ -178,8 +181,11 @@ void written_forget(struct written *w, struct written_node *n, uint64_t count)
 
 void written_wait(struct written *w, const struct written_top *top)
 {
-    while (top && top->is_taken) /* at the end, too: until what is published is given up */
-        pthread_cond_wait(&w->changed, &w->lock);
+    while (top && top->is_taken) { /* at the end, too: until what is published is given up */
+        if (w->publishing == top && w->options->part != WS_COMMIT_WHOLE)
+            w->options->give_way(w->options->arg);
+        (void)ws_cond_wait_until(&w->changed, &w->lock, ws_clock_ns() + GIVE_WAY_NS);
+    }
 }
 
 void written_note(struct written *w, struct written_top *top, const char *name)

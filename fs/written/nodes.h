@@ -58,6 +58,7 @@ struct written {
     struct written_node root;
     struct written_node *buckets[WRITTEN_BUCKETS];
     struct written_top *tops;
+    const struct written_top *publishing;
     LIST_HEAD(written_files, written_file) files; /* those that are open at the end are never released */
     struct fuse_session *session;
     uint64_t last_number; /* of a constant name */
@@ -75,7 +76,7 @@ bool written_is_version(const struct written *w, const struct written_top *top, 
 /* Shown: those of versions are everybody's to read, and a file of memory has no number of one below. */
 void written_show(const struct written *w, const struct written_node *n, struct stat *st);
 
-/* With the lock: waits until nobody reads it. */
+/* With the lock: waits until nobody reads it; what publishes a part gives way. */
 void written_wait(struct written *w, const struct written_top *top);
 /* With the lock: a file of that name in it was changed. NULL top: nothing. */
 void written_note(struct written *w, struct written_top *top, const char *name);

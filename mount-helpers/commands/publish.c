@@ -39,6 +39,11 @@ static const struct cli_option options[] = {
      "of an adapter: write this base_model_name_or_path into its adapter_config.json; for vLLM's own "
      "resolver it "
      "is what the server was started with as --model"},
+    {"rank", 0, "K",
+     "of a checkpoint that several nodes have, each some of its files: this one is the K-th, from 0", 0,
+     WS_MAX_RANKS - 1},
+    {"world", 0, "N", "so many nodes have; the version is announced when all have published", 1,
+     WS_MAX_RANKS},
     {"threads", 't', "N", "copying threads; default: all cores, at most 8", 0, CLI_MAX_THREADS},
     {"timeout", 0, "SECONDS", "longest wait for a free slot; default 60", 0, CLI_MAX_SECONDS},
     {"wait-loaded", 'w', "SECONDS", "then wait until every mount that follows or has engines serves it", 0,
@@ -111,7 +116,7 @@ static int map_folder(const struct cli_args *args, struct mapped *m)
     const char *path = cli_word(args, 0);
     struct ws_error err = {0};
     size_t n = 0;
-    if (ws_folder_open(path, &m->folder, &err))
+    if ((cli_u64(args, "world", 1) > 1 ? ws_folder_open_part : ws_folder_open)(path, &m->folder, &err))
         return cli_fail("%s", err.text);
     if (check_adapter(args, m))
         return CLI_FAILED;
@@ -206,6 +211,8 @@ static int run(const struct cli_args *args)
 
     if (!model || !version)
         return cli_usage("--model and --version are needed");
+    if (cli_u64(args, "rank", 0) >= cli_u64(args, "world", 1))
+        return cli_usage("--rank is lower than --world, from 0");
     if (cli_has(args, "agent-user")) /* libwsync takes it from there */
         setenv(WS_AGENT_USER_VARIABLE, cli_get(args, "agent-user"), 1);
     uint64_t number = cli_u64(args, "version", 0);
@@ -217,7 +224,8 @@ static int run(const struct cli_args *args)
         .model = model,
         .run = cli_get(args, "run"),
         .new_run = cli_has(args, "new-run"),
-        .world_size = 1,
+        .rank = (unsigned)cli_u64(args, "rank", 0),
+        .world_size = (unsigned)cli_u64(args, "world", 1),
         .base = cli_get(args, "base"),
         .sidecars = cli_word(args, 0),
         .n_threads = (unsigned)cli_u64(args, "threads", 0),
@@ -252,6 +260,13 @@ const struct cli_command cmd_publish = {
         "no "
         "regular file (a FIFO), is an error. What is announced never changes.\n\n"
         "A version that is not higher than the newest one is refused; --new-run opens a new lineage.\n\n"
+        "Where several nodes have a checkpoint, each some of its files (model-00001-of-00004.safetensors "
+        "...), each "
+        "publishes its folder to its own agent with the same version, --rank and --world, and waits for the "
+        "others (see "
+        "A TRAINER THAT SPANS NODES in wsync-trainer(7)). Sidecars are those of rank 0. A tensor that two "
+        "have must be "
+        "the same on both, or the version is refused and the error names both.\n\n"
         "A folder with adapter_config.json and adapter_model.safetensors is a LoRA adapter, as PEFT's "
         "save_pretrained writes it, and is published as a model of its own under these names, see "
         "wsync-adapter(7). One of the two without the other, or what no engine loads, is refused.",

@@ -35,6 +35,13 @@ static const struct cli_option options[] = {
     {"marker", 0, "FILE", "the empty or other file that the framework writes last, as STABLE"},
     {"base", 'b', "DIR", "as of wsync publish"},
     {"base-name", 0, "NAME", "as of wsync publish"},
+    {"rank", 0, "K",
+     "of a framework on several nodes, each with a wsync share: this one is the K-th; 0 is where the marker "
+     "or "
+     "index is written",
+     0, WS_MAX_RANKS - 1},
+    {"world", 0, "N", "so many nodes have one; a version is announced when all have published", 1,
+     WS_MAX_RANKS},
     {"threads", 't', "N", "copying threads; default: all cores, at most 8", 0, CLI_MAX_THREADS},
     {"timeout", 0, "SECONDS", "longest wait for a free slot; default 60", 0, CLI_MAX_SECONDS},
     {"allow-other", 0, NULL, "other accounts may use DIR, as its modes say; always of root's"},
@@ -43,8 +50,8 @@ static const struct cli_option options[] = {
 };
 
 /* Those that publish has, too. */
-static const char *const passed_on[] = {"agent",     "agent-user", "model",  "base",
-                                        "base-name", "threads",    "timeout"};
+static const char *const passed_on[] = {"agent", "agent-user", "model",   "base",   "base-name",
+                                        "rank",  "world",      "threads", "timeout"};
 #define N_PASSED_ON (sizeof(passed_on) / sizeof(passed_on[0]))
 
 WS_VECTOR(numbers, uint64_t);
@@ -178,15 +185,30 @@ static void ready(void *arg)
 }
 
 /* The agent abandons what it had begun. */
-static void stop(void *arg)
+static void end_child(struct share *s, bool for_good)
 {
-    struct share *s = arg;
-
     pthread_mutex_lock(&s->lock);
-    s->stopped = true;
+    s->stopped |= for_good;
     if (s->child)
         (void)kill(s->child, SIGTERM);
     pthread_mutex_unlock(&s->lock);
+}
+
+static void give_way(void *arg)
+{
+    end_child(arg, false);
+}
+
+static void stop(void *arg)
+{
+    end_child(arg, true);
+}
+
+static enum ws_commit_part part_of(const struct cli_args *args)
+{
+    if (cli_u64(args, "world", 1) == 1)
+        return WS_COMMIT_WHOLE;
+    return cli_u64(args, "rank", 0) == 0 ? WS_COMMIT_FIRST : WS_COMMIT_OTHER;
 }
 
 static int run(const struct cli_args *args)
@@ -204,12 +226,20 @@ static int run(const struct cli_args *args)
         .at = cli_word(args, 0),
         .marker = cli_get(args, "marker"),
         .pattern = &pattern,
+        .part = part_of(args),
         .publish = publish,
+        .give_way = give_way,
         .ready = ready,
         .stop = stop,
         .arg = &s,
         .allow_other = geteuid() == 0 || cli_has(args, "allow-other"),
     };
+    if (cli_u64(args, "rank", 0) >= cli_u64(args, "world", 1))
+        return cli_usage("--rank is lower than --world, from 0");
+    if (written.part != WS_COMMIT_WHOLE && pattern.is_constant)
+        return cli_usage(
+            "several nodes need {N} in --pattern: without it each would number its versions by its "
+            "own clock");
     if (written.marker && !ws_name_is_file(written.marker))
         return cli_usage("--marker is the name of a file in the folder, not hidden");
     signal(SIGPIPE, SIG_IGN);
