@@ -11,6 +11,7 @@
 
 #define RETRY_FIRST_MS  500
 #define RETRY_DOUBLINGS 7                    /* to a minute */
+#define PART_DOUBLINGS  4                    /* to 8 s: the other nodes wait for this one meanwhile */
 #define LOOK_NS         100000000            /* a folder to be tried again comes in time */
 #define SETTLE_NS       (120 * WS_SECOND_NS) /* one try of publishing ends before by itself */
 
@@ -76,6 +77,18 @@ bool written_is_whole(const struct written *w, const struct written_top *t, bool
     return rc == 0;
 }
 
+/* With the lock. Parts of lower versions are those that another node never wrote, as one that died: they would be waited with. */
+static void leave_out_lower(struct written *w, uint64_t published)
+{
+    uint64_t number;
+
+    for (struct written_top *t = w->tops; t; t = t->next)
+        if (t->is_due && written_is_version(w, t, &number) && number < published) {
+            t->is_due = false;
+            ws_log(WS_LOG_INFO, "share", "%s: left out, as a higher version is published", t->name);
+        }
+}
+
 /* With the lock, which it lets go of meanwhile. */
 static void commit(struct written *w, struct written_top *t)
 {
@@ -98,12 +111,14 @@ static void commit(struct written *w, struct written_top *t)
     if (whole && outcome == WS_WRITTEN_FAILED) {
         t->is_due = true;
         t->not_before = ws_clock_ms() + ((uint64_t)RETRY_FIRST_MS << t->failures);
-        t->failures += w->options->part == WS_COMMIT_WHOLE && t->failures < RETRY_DOUBLINGS;
+        t->failures += t->failures < (w->options->part == WS_COMMIT_WHOLE ? RETRY_DOUBLINGS : PART_DOUBLINGS);
     } else if (whole) {
         t->was_published = true;
         t->new_weights = t->new_config = t->new_marker = false;
         t->failures = 0;
         w->last_number = number;
+        if (w->options->part != WS_COMMIT_WHOLE)
+            leave_out_lower(w, number);
     }
     written_top_drop(w, t);
     pthread_cond_broadcast(&w->changed);
