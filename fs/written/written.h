@@ -14,6 +14,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define WS_WRITTEN_FSNAME "wsync-share" /* of the mount, in /proc/self/mounts */
+
 enum ws_written_outcome {
     WS_WRITTEN_PUBLISHED,
     WS_WRITTEN_LEFT_OUT, /* it never will be; said */
