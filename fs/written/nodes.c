@@ -63,7 +63,8 @@ void written_show(const struct written *w, const struct written_node *n, struct 
 {
     uint64_t number;
 
-    if (written_is_version(w, n->top, &number) && (S_ISREG(st->st_mode) || S_ISDIR(st->st_mode)))
+    if (written_is_version(w, n->top, &number) && n->top->is_made_here &&
+        (S_ISREG(st->st_mode) || S_ISDIR(st->st_mode)))
         st->st_mode = (st->st_mode & S_IFMT) | (S_ISDIR(st->st_mode) ? 0755 : 0644);
     if (st->st_dev == w->memory_dev && w->memory >= 0)
         st->st_ino ^= WRITTEN_OF_MEMORY;
@@ -220,6 +221,12 @@ void written_free(struct written *w)
         LIST_REMOVE(f, entry);
         close(f->fd);
         free(f);
+    }
+    while (!LIST_EMPTY(&w->listings)) {
+        struct written_listing *l = LIST_FIRST(&w->listings);
+        LIST_REMOVE(l, entry);
+        free(l->bytes);
+        free(l);
     }
     for (size_t i = 0; i < WRITTEN_BUCKETS; i++)
         for (struct written_node *n = w->buckets[i], *next; n; n = next) {

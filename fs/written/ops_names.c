@@ -64,6 +64,8 @@ int written_entry(fuse_req_t req, struct written_node *parent, const char *name,
         own(req, parent, n);
         (void)fstat(n->fd, &out->attr);
         pthread_mutex_lock(&w->lock);
+        if (parent == &w->root && n->top)
+            n->top->is_made_here = true;
         written_show(w, n, &out->attr);
         pthread_mutex_unlock(&w->lock);
     }
@@ -382,6 +384,20 @@ static int rename_file(struct written *w, struct written_node *from, const char 
     return 0;
 }
 
+/* Everybody reads what is in a version: so who makes one of a file or a folder, or adds one to it, has it. With the lock. */
+static bool may_show(fuse_req_t req, const struct written_node *from, const struct written_node *to,
+                     const char *new_name, const struct stat *st)
+{
+    const struct written *w = written_of(req);
+    const uid_t caller = fuse_req_ctx(req)->uid;
+    uint64_t number;
+    const bool shows = to == &w->root
+                           ? S_ISDIR(st->st_mode) && ws_pattern_match(w->options->pattern, new_name, &number)
+                           : written_is_version(w, to->top, &number);
+
+    return !shows || (from != &w->root && from->top == to->top) || caller == 0 || caller == st->st_uid;
+}
+
 static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent,
                       const char *new_name, unsigned flags)
 {
@@ -406,6 +422,8 @@ static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_
         rc = -EINVAL;
     else if (fstatat(written_folder_of(w, from, name, false), name, &st, AT_SYMLINK_NOFOLLOW) < 0)
         rc = -errno;
+    else if (!may_show(req, from, to, new_name, &st))
+        rc = -EPERM;
     else if (S_ISDIR(st.st_mode))
         rc = rename_folder(w, from, name, to, new_name, flags);
     else if (flags & (1u << 1))
@@ -433,12 +451,7 @@ static void op_statfs(fuse_req_t req, fuse_ino_t ino)
 
 /* --- listings --- */
 
-struct listing {
-    char *bytes;
-    size_t n;
-};
-
-static int add_names(fuse_req_t req, struct listing *l, int folder, bool is_second)
+static int add_names(fuse_req_t req, struct written_listing *l, int folder, bool is_second)
 {
     const struct written *w = written_of(req);
     const int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -475,30 +488,44 @@ static int add_names(fuse_req_t req, struct listing *l, int folder, bool is_seco
     return rc;
 }
 
+static void end_listing(struct written *w, struct written_listing *l)
+{
+    pthread_mutex_lock(&w->lock);
+    LIST_REMOVE(l, entry);
+    pthread_mutex_unlock(&w->lock);
+    free(l->bytes);
+    free(l);
+}
+
 static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct listing *l = calloc(1, sizeof(*l));
+    struct written *w = written_of(req);
+    struct written_listing *l = calloc(1, sizeof(*l));
 
     (void)ino;
     if (!l) {
         reply(req, -ENOMEM);
         return;
     }
+    pthread_mutex_lock(&w->lock);
+    LIST_INSERT_HEAD(&w->listings, l, entry);
+    pthread_mutex_unlock(&w->lock);
     fi->fh = (uintptr_t)l;
     if (fuse_reply_open(req, fi) < 0)
-        free(l);
+        end_listing(w, l);
 }
 
 static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t at, struct fuse_file_info *fi)
 {
     const struct written *w = written_of(req);
     const struct written_node *n = written_node_of(req, ino);
-    struct listing *l = (struct listing *)(uintptr_t)fi->fh;
+    struct written_listing *l = (struct written_listing *)(uintptr_t)fi->fh;
     int rc = 0;
 
     if (at == 0) { /* rewinddir */
         free(l->bytes);
-        *l = (struct listing){0};
+        l->bytes = NULL;
+        l->n = 0;
         rc = add_names(req, l, n->fd, false);
         if (rc == 0 && n == &w->root && w->memory >= 0)
             rc = add_names(req, l, w->memory, true);
@@ -529,11 +556,8 @@ static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t at, st
 
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct listing *l = (struct listing *)(uintptr_t)fi->fh;
-
     (void)ino;
-    free(l->bytes);
-    free(l);
+    end_listing(written_of(req), (struct written_listing *)(uintptr_t)fi->fh);
     reply(req, 0);
 }
 

@@ -3,7 +3,10 @@
 # timeout: 240, takes: 40
 """Checkpoints that frameworks write into a folder, each with its own system calls and in its own order, published by wsync share when they are
 whole; read through a mount bit for bit."""
+import errno
 import hashlib
+import json
+import stat
 import subprocess
 import mmap
 import sys
@@ -377,6 +380,91 @@ def test_others():
     os.chdir(here)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert os.stat(os.path.join(root, "open/mine")).st_uid == 65534
+    assert share.alive()
+
+
+def as_stranger(*programs):
+    "what each of the expressions gives for account 65534: the errno where it fails"
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        out = []
+        try:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            for program in programs:
+                try:
+                    out.append(program())
+                except OSError as e:
+                    out.append(errno.errorcode[e.errno])
+        finally:
+            os.write(write, json.dumps(out, default=repr).encode())
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as f:
+        text = f.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+def test_strangers():
+    """another account that may write into the folder makes no version of what it may not read, shows nobody anything, has no descriptor of
+    the daemon's, publishes nothing through a link that it could not read through; its setuid files and devices are none"""
+    if os.geteuid():
+        pytest.skip("not root")
+    agent, root = Agent(), unique("out")
+    os.mkdir(root)
+    os.chmod(root, 0o777)
+    os.mkdir(old := os.path.join(root, "step_1"))
+    Path(old, "private").write_text("x")
+    os.chmod(os.path.join(old, "private"), 0o600)
+    share = Share(agent, root)
+    shutil.copytree(checkpoint(TENSORS), secret := os.path.join(root, "secret"))
+    os.chmod(secret, 0o700)
+    shutil.copytree(checkpoint(TENSORS), loose := os.path.join(root, "loose"))
+    os.chmod(loose, 0o777)
+    for name in os.listdir(loose):
+        os.chmod(os.path.join(loose, name), 0o600)
+    Path(root, "file").write_text("x")
+    os.chmod(os.path.join(root, "file"), 0o600)
+    outside = unique("outside")
+    shutil.copyfile(os.path.join(checkpoint(TENSORS), "model.safetensors"), outside)
+    os.chmod(outside, 0o600)
+    here = os.getcwd()
+    os.chdir(root)  # the way to it is root's alone
+    try:
+        found = as_stranger(
+            lambda: open("step_1/private").read(),
+            lambda: os.rename("secret", "step_5"),
+            lambda: os.rename("secret", ".step_5.tmp"),
+            lambda: os.rename(".step_5.tmp", "step_5"),
+            lambda: os.mkdir("step_9"),
+            lambda: os.rename("loose/model.safetensors", "step_9/model.safetensors"),
+            lambda: os.rename("file", "step_9/file"),
+            lambda: os.link("file", "step_9/file"),
+            lambda: os.symlink(outside, "step_9/model.safetensors"),
+            lambda: os.chown("step_9", 0, 0),
+            lambda: os.mknod("step_9/null", 0o666 | stat.S_IFCHR, os.makedev(1, 3)),
+            lambda: os.listdir(f"/proc/{share.pid}/fd"),
+            lambda: os.listdir(f"/proc/{share.pid}/root"),
+            lambda: os.setxattr("step_9", "user.x", b"y"),
+            lambda: os.close(os.open("step_9/suid", os.O_CREAT | os.O_WRONLY, 0o6777)),
+            lambda: os.stat("step_9/suid").st_uid,
+            lambda: os.mkdir("x" * 255),
+            lambda: os.mkdir("x" * 256),
+            lambda: os.mkdir("step_" + "9" * 40),
+        )
+        stays(agent, share, None)
+        assert found == ["EACCES", "EPERM", None, "EPERM", None, "EPERM", "EPERM", found[7], None, "EPERM", "EPERM", "EACCES", "EACCES", "ENOTSUP", None, 65534,
+                         None, "ENAMETOOLONG", None], str(found)
+        assert found[7] in ("EPERM", "EXDEV")  # as protected_hardlinks says
+        assert not os.stat("step_9/suid").st_mode & 0o6000
+        os.mknod("step_9/null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        with pytest.raises(PermissionError):
+            open("step_9/null", "rb")
+    finally:
+        os.chdir(here)
     assert share.alive()
 
 
