@@ -383,6 +383,52 @@ def test_others():
     assert share.alive()
 
 
+def test_odd_places():
+    """a share below another's mount; one whose folder is removed in another mount namespace ends; a listing that is open at the end, which the
+    address sanitizer looks at; early and empty folders of later steps, and folders in versions, change nothing"""
+    agent, root = Agent(), unique("out")
+    outer = Share(agent, root, "other_{N}")
+    os.mkdir(inner := os.path.join(root, "inner"))
+    share = Share(agent, inner)
+    os.mkdir(os.path.join(inner, "step_9"))
+    os.makedirs(os.path.join(inner, "step_1", "optimizer", "shard"))
+    Path(inner, "step_1", "optimizer", "shard", "x.safetensors").write_bytes(b"no checkpoint")
+    with open(os.path.join(inner, "step_1", "optimizer", "state"), "wb") as f:
+        f.write(b"x")
+        save(checkpoint(TENSORS, seed=1), os.path.join(inner, "step_1"), "model.safetensors")
+        stays(agent, share, None)  # a file in it is written
+    published(agent, 1)
+    os.rename(os.path.join(inner, "step_1", "optimizer"), os.path.join(inner, "step_1", "rest"))
+    Path(inner, "step_1", "rest", "late").write_bytes(b"x")
+    os.mkdir(os.path.join(inner, "tmp_step_2"))
+    save(checkpoint(TENSORS, seed=2), os.path.join(inner, "tmp_step_2"), "model.safetensors")
+    stays(agent, share, 1)
+    os.rename(os.path.join(inner, "tmp_step_2"), os.path.join(inner, "step_2"))
+    assert newest(agent) == 2, share.text()
+    save(checkpoint(TENSORS, seed=9), os.path.join(inner, "step_9"), "model.safetensors")
+    assert newest(agent) == 9, share.text()
+    assert not share.refusals(), share.text()
+    listing = os.open(inner, os.O_RDONLY | os.O_DIRECTORY)
+    os.listdir(listing)
+    wsync("umount", "--lazy", inner)
+    os.close(listing)
+    wait_for(lambda: not share.alive(), "its end")
+    share = Share(agent, inner)
+    listing = os.open(inner, os.O_RDONLY | os.O_DIRECTORY)
+    os.listdir(listing)
+    share.process.terminate()
+    wait_for(lambda: not share.alive(), "its end")
+    os.close(listing)
+    assert share.process.returncode == 0, share.text()
+    outer.end()
+    if os.geteuid() == 0:
+        share = Share(agent, root)
+        subprocess.run(["unshare", "-m", "--propagation", "private", "sh", "-c", 'umount -l "$0" && rm -r "$0"', root], check=True)
+        wait_for(lambda: not share.alive() or not os.path.exists(root), "its folder's end")
+        wait_for(lambda: not share.alive(), "its end")
+        assert share.process.returncode == 0, share.text()
+
+
 def as_stranger(*programs):
     "what each of the expressions gives for account 65534: the errno where it fails"
     read, write = os.pipe()
