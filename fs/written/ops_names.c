@@ -561,6 +561,15 @@ static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info 
     reply(req, 0);
 }
 
+/* A call that waits for what is published has one of the threads meanwhile: that is for the folder's owner. */
+static bool may_wait(fuse_req_t req, const struct written_node *n)
+{
+    const uid_t caller = fuse_req_ctx(req)->uid;
+    struct stat st;
+
+    return caller == 0 || (fstat(n->fd, &st) == 0 && st.st_uid == caller);
+}
+
 static void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
     struct written *w = written_of(req);
@@ -572,10 +581,34 @@ static void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fus
     (void)fi;
     if (fd >= 0)
         close(fd);
-    pthread_mutex_lock(&w->lock);
-    written_settle(w, n->top);
-    pthread_mutex_unlock(&w->lock);
+    if (may_wait(req, n)) {
+        pthread_mutex_lock(&w->lock);
+        written_settle(w, n->top);
+        pthread_mutex_unlock(&w->lock);
+    }
     reply(req, rc);
+}
+
+static void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
+                     unsigned flags, const void *in, size_t in_bytes, size_t out_bytes)
+{
+    const struct written_node *n = written_node_of(req, ino);
+    struct ws_commit_reply answer = {0};
+
+    (void)arg;
+    (void)fi;
+    (void)in;
+    (void)in_bytes;
+    if (!(flags & FUSE_IOCTL_DIR) || cmd != (unsigned)WS_COMMIT_IOCTL || out_bytes < sizeof(answer)) {
+        reply(req, -ENOTTY);
+        return;
+    }
+    if (!may_wait(req, n)) {
+        reply(req, -EPERM);
+        return;
+    }
+    written_commit_now(written_of(req), n->top, &answer);
+    fuse_reply_ioctl(req, 0, &answer, sizeof(answer));
 }
 
 void written_name_ops(struct fuse_lowlevel_ops *ops)
@@ -598,4 +631,5 @@ void written_name_ops(struct fuse_lowlevel_ops *ops)
     ops->readdir = op_readdir;
     ops->releasedir = op_releasedir;
     ops->fsyncdir = op_fsyncdir;
+    ops->ioctl = op_ioctl;
 }

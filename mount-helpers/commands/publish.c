@@ -2,6 +2,7 @@
 #include "backends/engine/adapter_config.h"
 #include "backends/trainer/api/agent_address.h"
 #include "backends/trainer/wsync.h"
+#include "fs/written/commit_request.h"
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/lost_file.h"
 #include "mount-helpers/cli/progress.h"
@@ -48,6 +49,10 @@ static const struct cli_option options[] = {
     {"timeout", 0, "SECONDS", "longest wait for a free slot; default 60", 0, CLI_MAX_SECONDS},
     {"wait-loaded", 'w', "SECONDS", "then wait until every mount that follows or has engines serves it", 0,
      CLI_MAX_SECONDS},
+    {"shared", 0, NULL,
+     "CHECKPOINT_DIR is a version's folder where wsync share is mounted: have that publish it, and say what "
+     "came of "
+     "it; no other option goes with it"},
     {"quiet", 'q', NULL, "print nothing but errors"},
     {0},
 };
@@ -202,8 +207,40 @@ out:
     return code;
 }
 
+static int publish_shared(const struct cli_args *args)
+{
+    const char *path = cli_word(args, 0);
+    struct ws_commit_reply reply;
+    struct ws_error err = {0};
+
+    for (size_t i = 0; options[i].name; i++)
+        if (strcmp(options[i].name, "shared") != 0 && strcmp(options[i].name, "quiet") != 0 &&
+            (options[i].arg ? cli_get(args, options[i].name) != NULL : cli_has(args, options[i].name)))
+            return cli_usage("--%s does not go with --shared: wsync share has its own", options[i].name);
+    if (ws_commit_request(path, &reply, &err) < 0)
+        return cli_fail("%s", err.text);
+    switch (reply.state) {
+    case WS_COMMIT_DONE:
+        if (!cli_has(args, "quiet"))
+            printf("published %s as version %" PRIu64 "\n", path, reply.number);
+        return CLI_OK;
+    case WS_COMMIT_DONE_PART:
+        if (!cli_has(args, "quiet"))
+            printf("%s is whole, and is published with the other nodes' parts\n", path);
+        return CLI_OK;
+    case WS_COMMIT_BEFORE:
+        cli_fail("%s was published before, as version %" PRIu64 ", and nothing of it is new", path,
+                 reply.number);
+        return CLI_NOT_HIGHER;
+    default:
+        return cli_fail("%s is not published: %s", path, reply.text);
+    }
+}
+
 static int run(const struct cli_args *args)
 {
+    if (cli_has(args, "shared"))
+        return publish_shared(args);
     const char *model = cli_get(args, "model"), *version = cli_get(args, "version");
     char what[WS_MAX_NAME + 64];
     struct progress progress;
@@ -267,14 +304,18 @@ const struct cli_command cmd_publish = {
         "A TRAINER THAT SPANS NODES in wsync-trainer(7)). Sidecars are those of rank 0. A tensor that two "
         "have must be "
         "the same on both, or the version is refused and the error names both.\n\n"
+        "--shared is for a script that writes into a folder of wsync share, which publishes by itself what "
+        "is whole: it "
+        "waits for that, and says what is missing where it is not.\n\n"
         "A folder with adapter_config.json and adapter_model.safetensors is a LoRA adapter, as PEFT's "
         "save_pretrained writes it, and is published as a model of its own under these names, see "
         "wsync-adapter(7). One of the two without the other, or what no engine loads, is refused.",
     .examples = "wsync publish --agent unix:/run/wsync/agent.sock --model actor --version 1 ./checkpoint\n"
                 "wsync publish -m actor -v 41 --new-run --wait-loaded 120 ./step-41\n"
+                "wsync publish --shared /run/job/broadcasts/step_7\n"
                 "wsync publish -m actor-lora -v 7 --base-name /wsync/actor/41 ./adapter-7",
     .statuses = "3: the version does not follow the newest one: its number is not higher, or it is of "
-                "another lineage.",
+                "another lineage; with --shared: it was published before.",
     .options = options,
     .min_words = 1,
     .max_words = 1,

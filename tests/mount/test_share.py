@@ -429,6 +429,46 @@ def test_odd_places():
         assert share.process.returncode == 0, share.text()
 
 
+def test_asked_for():
+    "wsync publish --shared says what came of a folder: published, before, what is missing, no version's, where there is no share"
+    agent, root = Agent(), unique("out")
+    Share(agent, root)
+
+    def ask(folder, *args):
+        r = wsync("publish", "--shared", *args, folder, check=False)
+        return r.returncode, (r.stdout + r.stderr).strip()
+
+    assert ask(root)[0] == 1 and "--pattern" in ask(root)[1], ask(root)
+    os.mkdir(folder := os.path.join(root, "step_1"))
+    code, text = ask(folder)
+    assert code == 1 and "model.safetensors.index.json" in text, text
+    data = Path(checkpoint(TENSORS), "model.safetensors").read_bytes()
+    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+        f.write(data)
+        f.flush()
+        assert ask(folder) == (1, f"wsync publish: {folder} is not published: a file in it is open for writing")
+        child = subprocess.Popen(["sleep", "30"], pass_fds=[f.fileno()])  # its close tells nothing
+    assert newest(agent) is None
+    child.kill()
+    child.wait()
+    wait_for(lambda: ask(folder)[0] != 1, "version 1")
+    assert newest(agent) == 1
+    assert ask(folder) == (3, f"wsync publish: {folder} was published before, as version 1, and nothing of it is new")
+    port, sock = agent.port, agent.sock
+    agent.end()
+    os.mkdir(folder := os.path.join(root, "step_2"))
+    save(checkpoint(TENSORS, seed=2), folder, "model.safetensors")  # it cannot be published now
+    code, text = ask(folder)
+    assert code == 1 and "could not be published" in text, text
+    agent = Agent(port=port, sock=sock)
+    published(agent, 2)
+    code, text = ask(checkpoint(TENSORS))
+    assert code == 1 and "no folder that wsync share has mounted" in text, text
+    assert ask(os.path.join(root, "step_3"))[0] == 1
+    code, text = ask(folder, "--version", "3")
+    assert code == 2 and "--version" in text, text
+
+
 def as_stranger(*programs):
     "what each of the expressions gives for account 65534: the errno where it fails"
     read, write = os.pipe()
@@ -497,14 +537,17 @@ def test_strangers():
             lambda: os.setxattr("step_9", "user.x", b"y"),
             lambda: os.close(os.open("step_9/suid", os.O_CREAT | os.O_WRONLY, 0o6777)),
             lambda: os.stat("step_9/suid").st_uid,
+            lambda: wsync("publish", "--shared", "step_1", check=False).returncode,
+            lambda: wsync("publish", "--shared", "step_9", check=False).stderr.strip()[:40],
             lambda: os.mkdir("x" * 255),
             lambda: os.mkdir("x" * 256),
             lambda: os.mkdir("step_" + "9" * 40),
         )
         stays(agent, share, None)
         assert found == ["EACCES", "EPERM", None, "EPERM", None, "EPERM", "EPERM", found[7], None, "EPERM", "EPERM", "EACCES", "EACCES", "ENOTSUP", None, 65534,
-                         None, "ENAMETOOLONG", None], str(found)
+                         1, found[17], None, "ENAMETOOLONG", None], str(found)
         assert found[7] in ("EPERM", "EXDEV")  # as protected_hardlinks says
+        assert "Operation not permitted" not in found[17], found[17]
         assert not os.stat("step_9/suid").st_mode & 0o6000
         os.mknod("step_9/null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         with pytest.raises(PermissionError):

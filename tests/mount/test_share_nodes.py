@@ -81,11 +81,16 @@ def test_early_index():
     w.write(0, 1, source)
     os.rename(os.path.join(w.folder(1, 1), OF_NODE[1][0][:11] + ".safetensors"), os.path.join(w.folder(1, 1), OF_NODE[1][0]))
     stays(w.agents[0], w.shares[1], None)
+    r = wsync("publish", "--shared", w.folder(1, 1), check=False)
+    assert r.returncode == 1 and "is not called" in r.stderr, r.stderr
     ender = threading.Thread(target=w.end, args=(1, source, None))  # its call waits for the second node
     ender.start()
     stays(w.agents[0], w.shares[0], None)
     os.rename(os.path.join(w.folder(1, 1), OF_NODE[1][1][:11] + ".safetensors"), os.path.join(w.folder(1, 1), OF_NODE[1][1]))
     ender.join()
+    for rank in 0, 1:
+        r = wsync("publish", "--shared", w.folder(rank, 1), check=False)
+        assert r.returncode == 3 or rank and r.returncode == 0, r.stderr  # its share may not have heard of it yet
     assert newest(w.agents[0]) == 1, w.shares[0].text()
     w.expect(1, source)
     assert w.mount.read("actor", 1, "config.json") == Path(source, "config.json").read_bytes()
