@@ -8,6 +8,7 @@
 #include "mount-helpers/cli/progress.h"
 #include "mount-helpers/commands/adapter_folder.h"
 #include "transports/base/text.h"
+#include "transports/format/folder_index.h"
 #include "transports/format/manifest.h"
 #include "transports/ipc/peer.h"
 #include <errno.h>
@@ -63,6 +64,9 @@ struct mapped {
     void **maps;
     wsync_param *params;
     size_t n_params;
+    struct ws_folder_index *index; /* of a part: it names the files that all have together */
+    const char **expected;
+    size_t n_expected;
 };
 
 static int map_file(const struct ws_folder *folder, const struct ws_folder_file *f, void **map)
@@ -116,6 +120,32 @@ static int check_adapter(const struct cli_args *args, struct mapped *m)
     return code;
 }
 
+/* The index of the first part: the version has all that it names. */
+static int read_expected(struct mapped *m)
+{
+    struct ws_error err = {0};
+
+    for (size_t i = 0; i < m->folder->n_files; i++) {
+        if (strcmp(m->folder->files[i].name, WS_FOLDER_INDEX_NAME) != 0)
+            continue;
+        const int fd = ws_folder_file_open(m->folder, &m->folder->files[i], &err);
+        const int rc = fd < 0 ? fd : ws_folder_index_read(fd, &m->index, &err);
+        if (fd >= 0)
+            close(fd);
+        if (rc < 0)
+            return cli_fail("%s", err.text);
+    }
+    if (!m->index)
+        return CLI_OK;
+    m->expected = calloc(m->index->n + 1, sizeof(*m->expected));
+    if (!m->expected)
+        return cli_fail("no memory for the index");
+    for (size_t i = 0; i < m->index->n; i++)
+        if (i == 0 || strcmp(m->index->by_file[i - 1].file, m->index->by_file[i].file) != 0)
+            m->expected[m->n_expected++] = m->index->by_file[i].file;
+    return CLI_OK;
+}
+
 static int map_folder(const struct cli_args *args, struct mapped *m)
 {
     const char *path = cli_word(args, 0);
@@ -124,6 +154,8 @@ static int map_folder(const struct cli_args *args, struct mapped *m)
     if ((cli_u64(args, "world", 1) > 1 ? ws_folder_open_part : ws_folder_open)(path, &m->folder, &err))
         return cli_fail("%s", err.text);
     if (check_adapter(args, m))
+        return CLI_FAILED;
+    if (cli_u64(args, "world", 1) > 1 && cli_u64(args, "rank", 0) == 0 && read_expected(m))
         return CLI_FAILED;
     if (m->folder->n_left_out && !cli_has(args, "quiet")) {
         ws_text_clean(m->folder->left_out);
@@ -158,6 +190,8 @@ static void unmap_folder(struct mapped *m)
     free(m->maps);
     free(m->params);
     free(m->adapter_config);
+    free(m->expected);
+    ws_folder_index_free(m->index);
     ws_folder_free(m->folder);
 }
 
@@ -278,6 +312,8 @@ static int run(const struct cli_args *args)
                                    .bytes = m.adapter_config ? strlen(m.adapter_config) : 0};
     config.files = &renamed;
     config.n_files = m.adapter_config != NULL;
+    config.expected = m.expected;
+    config.n_expected = m.n_expected;
     if (code == CLI_OK)
         code = publish(args, &m, &config, number);
     progress_end(&progress);

@@ -96,6 +96,20 @@ def test_early_index():
     assert w.mount.read("actor", 1, "config.json") == Path(source, "config.json").read_bytes()
 
 
+def test_index_names_more():
+    "what the first node's index names and no node has yet is waited for"
+    w = Nodes()
+    source = checkpoint(TENSORS, files=SHARDS)
+    w.write(1, 1, source, OF_NODE[1][:1])
+    w.write(0, 1, source)
+    w.end(1, source, None)
+    wait_for(lambda: OF_NODE[1][1] in w.shares[0].text(), "a refusal")
+    assert newest(w.agents[0]) is None
+    w.write(1, 1, source, OF_NODE[1][1:])
+    wait_for(lambda: newest(w.agents[0]) == 1, "version 1")
+    w.expect(1, source)
+
+
 def test_both_have_it():
     "a file that both have is the same on both, or no version is made of it and the error says which ranks differ; mended, it is"
     w = Nodes("--marker", "STABLE")
