@@ -188,6 +188,10 @@ typedef struct wsync_config {
      * before is mapped meanwhile, and a line map of a 512th of the model is kept for each of the last versions, at most
      * four. */
     const char *prefer;
+    /* Files of weights that all ranks together must fill, as a framework's own index names them (rank 0): a registration in which
+     * one of them has no tensor is refused, -EINVAL, for all ranks. The caller's until close. */
+    const char *const *expected;
+    size_t n_expected;
 } wsync_config;
 
 typedef struct wsync_publisher wsync_publisher;

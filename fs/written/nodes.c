@@ -1,4 +1,5 @@
 #include "fs/written/nodes.h"
+#include "transports/base/clock.h"
 #include "transports/format/adapter_files.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -6,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define GIVE_WAY_NS 50000000 /* what publishes may just be beginning: it is asked again */
 
 static struct written_node **bucket(struct written *w, dev_t dev, ino_t ino)
 {
@@ -60,7 +63,8 @@ void written_show(const struct written *w, const struct written_node *n, struct 
 {
     uint64_t number;
 
-    if (written_is_version(w, n->top, &number) && (S_ISREG(st->st_mode) || S_ISDIR(st->st_mode)))
+    if (written_is_version(w, n->top, &number) && n->top->is_made_here &&
+        (S_ISREG(st->st_mode) || S_ISDIR(st->st_mode)))
         st->st_mode = (st->st_mode & S_IFMT) | (S_ISDIR(st->st_mode) ? 0755 : 0644);
     if (st->st_dev == w->memory_dev && w->memory >= 0)
         st->st_ino ^= WRITTEN_OF_MEMORY;
@@ -178,8 +182,11 @@ void written_forget(struct written *w, struct written_node *n, uint64_t count)
 
 void written_wait(struct written *w, const struct written_top *top)
 {
-    while (top && top->is_taken) /* at the end, too: until what is published is given up */
-        pthread_cond_wait(&w->changed, &w->lock);
+    while (top && top->is_taken) { /* at the end, too: until what is published is given up */
+        if (w->publishing == top && w->options->part != WS_COMMIT_WHOLE)
+            w->options->give_way(w->options->arg);
+        (void)ws_cond_wait_until(&w->changed, &w->lock, ws_clock_ns() + GIVE_WAY_NS);
+    }
 }
 
 void written_note(struct written *w, struct written_top *top, const char *name)
@@ -214,6 +221,12 @@ void written_free(struct written *w)
         LIST_REMOVE(f, entry);
         close(f->fd);
         free(f);
+    }
+    while (!LIST_EMPTY(&w->listings)) {
+        struct written_listing *l = LIST_FIRST(&w->listings);
+        LIST_REMOVE(l, entry);
+        free(l->bytes);
+        free(l);
     }
     for (size_t i = 0; i < WRITTEN_BUCKETS; i++)
         for (struct written_node *n = w->buckets[i], *next; n; n = next) {

@@ -20,10 +20,12 @@ struct written_top {
     int fd;        /* the folder below */
     unsigned refs; /* nodes in it, and one while it has a name */
     bool is_gone;
+    bool is_made_here;  /* through this mount: what was below before keeps its modes */
     bool is_taken;      /* is being read or published: what would change it waits */
     bool is_due;        /* something changed since it was looked at */
     bool was_published; /* then only what is new of all these parts makes the next version */
     bool new_weights, new_config, new_marker;
+    uint64_t number;     /* that it was published as */
     uint64_t not_before; /* ws_clock_ms(), after a failure */
     unsigned failures;
 };
@@ -48,6 +50,13 @@ struct written_file {
     bool writes; /* and is counted in its node's writers */
 };
 
+/* What a listing has read; fi->fh. */
+struct written_listing {
+    LIST_ENTRY(written_listing) entry; /* guarded by lock */
+    char *bytes;
+    size_t n;
+};
+
 struct written {
     const struct ws_written_options *options;
     int lower, memory; /* memory -1: none */
@@ -58,7 +67,9 @@ struct written {
     struct written_node root;
     struct written_node *buckets[WRITTEN_BUCKETS];
     struct written_top *tops;
-    LIST_HEAD(written_files, written_file) files; /* those that are open at the end are never released */
+    const struct written_top *publishing;
+    LIST_HEAD(written_files, written_file) files; /* those that are open at the end are never released, */
+    LIST_HEAD(written_listings, written_listing) listings; /* nor are these */
     struct fuse_session *session;
     uint64_t last_number; /* of a constant name */
 };
@@ -72,10 +83,10 @@ int written_folder_of(const struct written *w, const struct written_node *parent
                       bool is_new_folder);
 /* Number of a version's folder; false: it is none. */
 bool written_is_version(const struct written *w, const struct written_top *top, uint64_t *number);
-/* Shown: those of versions are everybody's to read, and a file of memory has no number of one below. */
+/* Shown: those of versions that were made here are everybody's to read, and a file of memory has no number of one below. */
 void written_show(const struct written *w, const struct written_node *n, struct stat *st);
 
-/* With the lock: waits until nobody reads it. */
+/* With the lock: waits until nobody reads it; what publishes a part gives way. */
 void written_wait(struct written *w, const struct written_top *top);
 /* With the lock: a file of that name in it was changed. NULL top: nothing. */
 void written_note(struct written *w, struct written_top *top, const char *name);

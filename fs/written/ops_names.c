@@ -64,6 +64,8 @@ int written_entry(fuse_req_t req, struct written_node *parent, const char *name,
         own(req, parent, n);
         (void)fstat(n->fd, &out->attr);
         pthread_mutex_lock(&w->lock);
+        if (parent == &w->root && n->top)
+            n->top->is_made_here = true;
         written_show(w, n, &out->attr);
         pthread_mutex_unlock(&w->lock);
     }
@@ -382,6 +384,20 @@ static int rename_file(struct written *w, struct written_node *from, const char 
     return 0;
 }
 
+/* Everybody reads what is in a version: so who makes one of a file or a folder, or adds one to it, has it. With the lock. */
+static bool may_show(fuse_req_t req, const struct written_node *from, const struct written_node *to,
+                     const char *new_name, const struct stat *st)
+{
+    const struct written *w = written_of(req);
+    const uid_t caller = fuse_req_ctx(req)->uid;
+    uint64_t number;
+    const bool shows = to == &w->root
+                           ? S_ISDIR(st->st_mode) && ws_pattern_match(w->options->pattern, new_name, &number)
+                           : written_is_version(w, to->top, &number);
+
+    return !shows || (from != &w->root && from->top == to->top) || caller == 0 || caller == st->st_uid;
+}
+
 static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent,
                       const char *new_name, unsigned flags)
 {
@@ -406,6 +422,8 @@ static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_
         rc = -EINVAL;
     else if (fstatat(written_folder_of(w, from, name, false), name, &st, AT_SYMLINK_NOFOLLOW) < 0)
         rc = -errno;
+    else if (!may_show(req, from, to, new_name, &st))
+        rc = -EPERM;
     else if (S_ISDIR(st.st_mode))
         rc = rename_folder(w, from, name, to, new_name, flags);
     else if (flags & (1u << 1))
@@ -433,12 +451,7 @@ static void op_statfs(fuse_req_t req, fuse_ino_t ino)
 
 /* --- listings --- */
 
-struct listing {
-    char *bytes;
-    size_t n;
-};
-
-static int add_names(fuse_req_t req, struct listing *l, int folder, bool is_second)
+static int add_names(fuse_req_t req, struct written_listing *l, int folder, bool is_second)
 {
     const struct written *w = written_of(req);
     const int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -475,30 +488,44 @@ static int add_names(fuse_req_t req, struct listing *l, int folder, bool is_seco
     return rc;
 }
 
+static void end_listing(struct written *w, struct written_listing *l)
+{
+    pthread_mutex_lock(&w->lock);
+    LIST_REMOVE(l, entry);
+    pthread_mutex_unlock(&w->lock);
+    free(l->bytes);
+    free(l);
+}
+
 static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct listing *l = calloc(1, sizeof(*l));
+    struct written *w = written_of(req);
+    struct written_listing *l = calloc(1, sizeof(*l));
 
     (void)ino;
     if (!l) {
         reply(req, -ENOMEM);
         return;
     }
+    pthread_mutex_lock(&w->lock);
+    LIST_INSERT_HEAD(&w->listings, l, entry);
+    pthread_mutex_unlock(&w->lock);
     fi->fh = (uintptr_t)l;
     if (fuse_reply_open(req, fi) < 0)
-        free(l);
+        end_listing(w, l);
 }
 
 static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t at, struct fuse_file_info *fi)
 {
     const struct written *w = written_of(req);
     const struct written_node *n = written_node_of(req, ino);
-    struct listing *l = (struct listing *)(uintptr_t)fi->fh;
+    struct written_listing *l = (struct written_listing *)(uintptr_t)fi->fh;
     int rc = 0;
 
     if (at == 0) { /* rewinddir */
         free(l->bytes);
-        *l = (struct listing){0};
+        l->bytes = NULL;
+        l->n = 0;
         rc = add_names(req, l, n->fd, false);
         if (rc == 0 && n == &w->root && w->memory >= 0)
             rc = add_names(req, l, w->memory, true);
@@ -529,12 +556,18 @@ static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t at, st
 
 static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct listing *l = (struct listing *)(uintptr_t)fi->fh;
-
     (void)ino;
-    free(l->bytes);
-    free(l);
+    end_listing(written_of(req), (struct written_listing *)(uintptr_t)fi->fh);
     reply(req, 0);
+}
+
+/* A call that waits for what is published has one of the threads meanwhile: that is for the folder's owner. */
+static bool may_wait(fuse_req_t req, const struct written_node *n)
+{
+    const uid_t caller = fuse_req_ctx(req)->uid;
+    struct stat st;
+
+    return caller == 0 || (fstat(n->fd, &st) == 0 && st.st_uid == caller);
 }
 
 static void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
@@ -548,10 +581,34 @@ static void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fus
     (void)fi;
     if (fd >= 0)
         close(fd);
-    pthread_mutex_lock(&w->lock);
-    written_settle(w, n->top);
-    pthread_mutex_unlock(&w->lock);
+    if (may_wait(req, n)) {
+        pthread_mutex_lock(&w->lock);
+        written_settle(w, n->top);
+        pthread_mutex_unlock(&w->lock);
+    }
     reply(req, rc);
+}
+
+static void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
+                     unsigned flags, const void *in, size_t in_bytes, size_t out_bytes)
+{
+    const struct written_node *n = written_node_of(req, ino);
+    struct ws_commit_reply answer = {0};
+
+    (void)arg;
+    (void)fi;
+    (void)in;
+    (void)in_bytes;
+    if (!(flags & FUSE_IOCTL_DIR) || cmd != (unsigned)WS_COMMIT_IOCTL || out_bytes < sizeof(answer)) {
+        reply(req, -ENOTTY);
+        return;
+    }
+    if (!may_wait(req, n)) {
+        reply(req, -EPERM);
+        return;
+    }
+    written_commit_now(written_of(req), n->top, &answer);
+    fuse_reply_ioctl(req, 0, &answer, sizeof(answer));
 }
 
 void written_name_ops(struct fuse_lowlevel_ops *ops)
@@ -574,4 +631,5 @@ void written_name_ops(struct fuse_lowlevel_ops *ops)
     ops->readdir = op_readdir;
     ops->releasedir = op_releasedir;
     ops->fsyncdir = op_fsyncdir;
+    ops->ioctl = op_ioctl;
 }

@@ -99,7 +99,8 @@ static int mount_it(struct served *s, const struct fuse_lowlevel_ops *ops, struc
     char *words[] = {"wsync", text};
     struct fuse_args args = FUSE_ARGS_INIT(2, words);
 
-    snprintf(text, sizeof(text), "-osubtype=wsync,fsname=wsync-share,default_permissions,nosuid,nodev%s%s",
+    snprintf(text, sizeof(text),
+             "-osubtype=wsync,fsname=" WS_WRITTEN_FSNAME ",default_permissions,nosuid,nodev%s%s",
              o->allow_other ? ",allow_other" : "", o->debug ? ",debug" : "");
     s->w.session = fuse_session_new(&args, ops, sizeof(*ops), &s->w);
     fuse_opt_free_args(&args);

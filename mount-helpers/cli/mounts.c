@@ -1,4 +1,5 @@
 #include "mount-helpers/cli/mounts.h"
+#include "fs/written/written.h"
 #include "transports/base/name.h"
 #include "transports/base/vector.h"
 #include <dirent.h>
@@ -23,7 +24,7 @@ static bool each_mount(bool (*visit)(const char *dir, void *arg), void *arg)
     if (!f)
         return false;
     for (const struct mntent *m; !ended && (m = getmntent(f));)
-        ended = !strcmp(m->mnt_type, "fuse.wsync") && strcmp(m->mnt_fsname, "wsync-share") != 0 &&
+        ended = !strcmp(m->mnt_type, "fuse.wsync") && strcmp(m->mnt_fsname, WS_WRITTEN_FSNAME) != 0 &&
                 visit(m->mnt_dir, arg);
     endmntent(f);
     return ended;

@@ -35,6 +35,15 @@ static const struct cli_option options[] = {
     {"marker", 0, "FILE", "the empty or other file that the framework writes last, as STABLE"},
     {"base", 'b', "DIR", "as of wsync publish"},
     {"base-name", 0, "NAME", "as of wsync publish"},
+    {"rank", 0, "K",
+     "of a framework on several nodes, each with a wsync share: this one is the K-th; 0 is where the marker "
+     "or "
+     "index is written",
+     0, WS_MAX_RANKS - 1},
+    {"world", 0, "N", "so many nodes have one; a version is announced when all have published", 1,
+     WS_MAX_RANKS},
+    {"new-run", 0, NULL,
+     "of several nodes: the first version opens a new lineage; given where a job starts, on all of them"},
     {"threads", 't', "N", "copying threads; default: all cores, at most 8", 0, CLI_MAX_THREADS},
     {"timeout", 0, "SECONDS", "longest wait for a free slot; default 60", 0, CLI_MAX_SECONDS},
     {"allow-other", 0, NULL, "other accounts may use DIR, as its modes say; always of root's"},
@@ -43,8 +52,8 @@ static const struct cli_option options[] = {
 };
 
 /* Those that publish has, too. */
-static const char *const passed_on[] = {"agent",     "agent-user", "model",  "base",
-                                        "base-name", "threads",    "timeout"};
+static const char *const passed_on[] = {"agent", "agent-user", "model",   "base",   "base-name",
+                                        "rank",  "world",      "threads", "timeout"};
 #define N_PASSED_ON (sizeof(passed_on) / sizeof(passed_on[0]))
 
 WS_VECTOR(numbers, uint64_t);
@@ -56,6 +65,13 @@ struct share {
     pid_t child;              /* 0: none */
     bool stopped;
 };
+
+static enum ws_commit_part part_of(const struct cli_args *args)
+{
+    if (cli_u64(args, "world", 1) == 1)
+        return WS_COMMIT_WHOLE;
+    return cli_u64(args, "rank", 0) == 0 ? WS_COMMIT_FIRST : WS_COMMIT_OTHER;
+}
 
 /* In the child, between fork and exec. */
 static void become_publish(pid_t parent, int folder, char **words)
@@ -140,29 +156,55 @@ static bool is_known(const struct share *s, uint64_t number, uint64_t *highest)
     return known;
 }
 
-static enum ws_written_outcome publish(void *arg, int folder, const char *name, uint64_t number)
+static enum ws_written_outcome record(struct share *s, int code, uint64_t number, bool new_run)
 {
-    struct share *s = arg;
-    uint64_t highest;
-    int code = publish_as(s, folder, name, number, false);
-
-    if (code == CLI_NOT_HIGHER) {
-        /* A step that was there and is written again is a trainer that resumed from an older one. */
-        if (s->published.len && !is_known(s, number, &highest)) {
-            cli_fail("version %" PRIu64 " does not follow version %" PRIu64
-                     ", and is left out: only a step that was published before opens a new lineage",
-                     number, highest);
-            return WS_WRITTEN_LEFT_OUT;
-        }
-        code = publish_as(s, folder, name, number, true);
-        if (code == CLI_OK)
-            numbers_reset(&s->published);
-    }
     if (code != CLI_OK)
         return WS_WRITTEN_FAILED;
+    if (new_run)
+        numbers_reset(&s->published);
     if (numbers_append(&s->published, number) < 0)
         cli_fail("out of memory: version %" PRIu64 " will not be known if it is written again", number);
     return WS_WRITTEN_PUBLISHED;
+}
+
+/* A step that was there and is written again is a trainer that resumed from an older one. */
+static enum ws_written_outcome publish_whole(struct share *s, int folder, const char *name, uint64_t number)
+{
+    uint64_t highest;
+    const int code = publish_as(s, folder, name, number, false);
+
+    if (code != CLI_NOT_HIGHER)
+        return record(s, code, number, false);
+    if (s->published.len && !is_known(s, number, &highest)) {
+        cli_fail("version %" PRIu64 " does not follow version %" PRIu64
+                 ", and is left out: only a step that was published before opens a new lineage",
+                 number, highest);
+        return WS_WRITTEN_LEFT_OUT;
+    }
+    return record(s, publish_as(s, folder, name, number, true), number, true);
+}
+
+/* All nodes say the same of the lineage, before they hear of each other: by what each has published. */
+static enum ws_written_outcome publish_part(struct share *s, int folder, const char *name, uint64_t number)
+{
+    uint64_t highest;
+    const bool new_run =
+        is_known(s, number, &highest) || (s->published.len == 0 && cli_has(s->args, "new-run"));
+    const int code = publish_as(s, folder, name, number, new_run);
+
+    if (code != CLI_NOT_HIGHER)
+        return record(s, code, number, new_run);
+    cli_fail("version %" PRIu64 " is left out: if the trainer resumed from an older step, start wsync share "
+             "with --new-run on all nodes",
+             number);
+    return WS_WRITTEN_LEFT_OUT;
+}
+
+static enum ws_written_outcome publish(void *arg, int folder, const char *name, uint64_t number)
+{
+    struct share *s = arg;
+
+    return (part_of(s->args) == WS_COMMIT_WHOLE ? publish_whole : publish_part)(s, folder, name, number);
 }
 
 static void ready(void *arg)
@@ -178,15 +220,23 @@ static void ready(void *arg)
 }
 
 /* The agent abandons what it had begun. */
-static void stop(void *arg)
+static void end_child(struct share *s, bool for_good)
 {
-    struct share *s = arg;
-
     pthread_mutex_lock(&s->lock);
-    s->stopped = true;
+    s->stopped |= for_good;
     if (s->child)
         (void)kill(s->child, SIGTERM);
     pthread_mutex_unlock(&s->lock);
+}
+
+static void give_way(void *arg)
+{
+    end_child(arg, false);
+}
+
+static void stop(void *arg)
+{
+    end_child(arg, true);
 }
 
 static int run(const struct cli_args *args)
@@ -204,12 +254,20 @@ static int run(const struct cli_args *args)
         .at = cli_word(args, 0),
         .marker = cli_get(args, "marker"),
         .pattern = &pattern,
+        .part = part_of(args),
         .publish = publish,
+        .give_way = give_way,
         .ready = ready,
         .stop = stop,
         .arg = &s,
         .allow_other = geteuid() == 0 || cli_has(args, "allow-other"),
     };
+    if (cli_u64(args, "rank", 0) >= cli_u64(args, "world", 1))
+        return cli_usage("--rank is lower than --world, from 0");
+    if (written.part != WS_COMMIT_WHOLE && pattern.is_constant)
+        return cli_usage(
+            "several nodes need {N} in --pattern: without it each would number its versions by its "
+            "own clock");
     if (written.marker && !ws_name_is_file(written.marker))
         return cli_usage("--marker is the name of a file in the folder, not hidden");
     signal(SIGPIPE, SIG_IGN);
@@ -248,7 +306,18 @@ const struct cli_command cmd_share = {
         "A number that was published and is written again, weights and marker or adapter_config.json, is a "
         "trainer that resumed from an older step: it opens a new lineage, as --new-run does. Without {N} in "
         "the pattern it is the next version, whose number is the time in milliseconds. What cannot be "
-        "published now is tried again, at most once a minute. What was in DIR before is left alone.",
+        "published now is tried again, at most once a minute. What was in DIR before is left alone.\n\n"
+        "Several nodes that write one version, each some of its files (model-00001-of-00004.safetensors "
+        "...), run a "
+        "wsync share each, over a folder of its own and to its own agent (A TRAINER THAT SPANS NODES in "
+        "wsync-trainer(7)), with --world and --rank. Rank 0 is the node where the marker or the index is "
+        "written, when "
+        "all nodes have written: its call waits for all of them, and nobody else's does. A file that two "
+        "nodes have must "
+        "be the same on both, or the version is refused and both are named. Each node has a file of each "
+        "version at least. "
+        "A step that is written again is written on all nodes again; where all were started anew, --new-run "
+        "says so.",
     .examples = "wsync share --model actor --pattern 'step_{N}' --marker STABLE /run/job/broadcasts\n"
                 "wsync share --model actor --pattern 'weight_v{N:06d}' /dev/shm/weights\n"
                 "wsync share --model actor-lora --pattern lora_sync /tmp/skyrl",

@@ -1,5 +1,6 @@
 /* Who can read: mounts, sockets and ports of this host, a line each. */
 #include "backends/trainer/api/agent_address.h"
+#include "fs/written/written.h"
 #include "mount-helpers/doctor/probe.h"
 #include "transports/access/local_token.h"
 #include "transports/access/loopback.h"
@@ -73,10 +74,28 @@ static bool one_mount(struct doctor *d, const struct mntent *m)
     return true;
 }
 
+/* It shows no models, and any account what the folder below shows. */
+static void one_shared_folder(struct doctor *d, const struct mntent *m)
+{
+    char name[NAME];
+    struct stat st;
+
+    if (stat(m->mnt_dir, &st) != 0)
+        return;
+    if (hasmntopt(m, "allow_other"))
+        doctor_say(d, DOCTOR_OK, "share",
+                   "%s: every account can read the versions in it; who writes is as its modes say",
+                   m->mnt_dir);
+    else
+        doctor_say(d, DOCTOR_OK, "share", "%s: %s alone can use it", m->mnt_dir, user(st.st_uid, name));
+}
+
 static void look_at_mount(struct doctor *d, void *entry)
 {
     const struct mntent *m = entry;
-    if (one_mount(d, m))
+    if (strcmp(m->mnt_fsname, WS_WRITTEN_FSNAME) == 0)
+        one_shared_folder(d, m);
+    else if (one_mount(d, m))
         doctor_adapters(d, m->mnt_dir);
 }
 

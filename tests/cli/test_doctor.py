@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from sharing import Share
 from world import *
 
 CUDA, NCCL = (os.path.join(BUILD, "tests/fakes", name) for name in ("libcuda.so.1", "libnccl.so.2"))
@@ -29,6 +30,15 @@ def need_stand_in():
         pytest.skip("built without CUDA's headers")
 
 
+def test_shared_folder():
+    "a folder that wsync share has mounted is none of models: the doctor says who may use it, and looks for no engine in it"
+    need_fuse()
+    agent, folder = Agent(), unique("out")
+    Share(agent, folder)
+    text = wsync("doctor", check=False).stdout
+    assert [line.split()[:2] for line in text.splitlines() if folder + ":" in line] == [["ok", "share"]], text
+
+
 def test_version():
     "version prints what was built in: libfuse, CUDA, NCCL and kernels, or why not"
     lines = wsync("version").stdout.splitlines()
@@ -45,7 +55,7 @@ def test_machine():
     agent = Agent()
     agent.publish("actor", 1, checkpoint(SMALL))
     code, found = doctor("--agent", f"unix:{agent.sock}")
-    assert code == 0 and set(found) - {"mount", "port", "adapter", "grant"} == names, found  # other tests' mounts are there, too
+    assert code == 0 and set(found) - {"mount", "share", "port", "adapter", "grant"} == names, found  # other tests' mounts are there, too
     assert found["socket"] == ("ok", f"{agent.sock}: root can publish and read by it"), found["socket"]
     assert found["agent"] == ("ok", f"unix:{agent.sock} answers and lists 1 models"), found["agent"]
     agent.kill()

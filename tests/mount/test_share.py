@@ -3,59 +3,20 @@
 # timeout: 240, takes: 40
 """Checkpoints that frameworks write into a folder, each with its own system calls and in its own order, published by wsync share when they are
 whole; read through a mount bit for bit."""
+import errno
 import hashlib
+import json
+import stat
 import subprocess
 import mmap
 import sys
 from pathlib import Path
 
+from sharing import Share, newest, published, save, stays
 from world import *
 
 TENSORS = {"a": ("BF16", [64, 64]), "b": ("F32", [1000])}
 SHARDS = {"model-00001-of-00002.safetensors": ["a"], "model-00002-of-00002.safetensors": ["b"]}
-
-
-class Share(Process):
-    "mounted over the folder"
-
-    def __init__(self, agent, folder, pattern="step_{N}", *args):
-        need_fuse()
-        if os.path.basename(folder) not in os.listdir(os.path.dirname(folder)):
-            os.mkdir(folder)
-        super().__init__("share", "--agent", f"unix:{agent.sock}", "--model", "actor", "--pattern", pattern, *args, folder)
-        wait_for(lambda: not self.alive() or (os.access(folder, os.R_OK) and os.path.ismount(folder)), "the mount")
-        assert self.alive(), self.text()
-
-    def refusals(self):
-        return [line for line in self.text().splitlines() if line.startswith("wsync ")]
-
-
-def newest(agent):
-    models = agent.get("/v1/models")["models"]
-    return models[0]["newest"] if models else None
-
-
-def published(agent, version):
-    wait_for(lambda: newest(agent) == version, f"version {version}")
-
-
-def stays(agent, share, version):
-    "some looks of share later"
-    time.sleep(0.3)
-    assert share.alive() and newest(agent) == version, share.text()
-
-
-def save(source, folder, name):
-    "safetensors 0.8: all of its length first, then in order, renamed while it is open"
-    with open(os.path.join(source, name), "rb") as f:
-        data = f.read()
-    temporary = os.path.join(folder, ".tmpX7a9Qz")
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    os.ftruncate(fd, len(data))
-    for at in range(0, len(data), 4096):
-        os.write(fd, data[at:at + 4096])
-    os.rename(temporary, os.path.join(folder, name))
-    os.close(fd)
 
 
 def test_marker():
@@ -419,6 +380,180 @@ def test_others():
     os.chdir(here)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert os.stat(os.path.join(root, "open/mine")).st_uid == 65534
+    assert share.alive()
+
+
+def test_odd_places():
+    """a share below another's mount; one whose folder is removed in another mount namespace ends; a listing that is open at the end, which the
+    address sanitizer looks at; early and empty folders of later steps, and folders in versions, change nothing"""
+    agent, root = Agent(), unique("out")
+    outer = Share(agent, root, "other_{N}")
+    os.mkdir(inner := os.path.join(root, "inner"))
+    share = Share(agent, inner)
+    os.mkdir(os.path.join(inner, "step_9"))
+    os.makedirs(os.path.join(inner, "step_1", "optimizer", "shard"))
+    Path(inner, "step_1", "optimizer", "shard", "x.safetensors").write_bytes(b"no checkpoint")
+    with open(os.path.join(inner, "step_1", "optimizer", "state"), "wb") as f:
+        f.write(b"x")
+        save(checkpoint(TENSORS, seed=1), os.path.join(inner, "step_1"), "model.safetensors")
+        stays(agent, share, None)  # a file in it is written
+    published(agent, 1)
+    os.rename(os.path.join(inner, "step_1", "optimizer"), os.path.join(inner, "step_1", "rest"))
+    Path(inner, "step_1", "rest", "late").write_bytes(b"x")
+    os.mkdir(os.path.join(inner, "tmp_step_2"))
+    save(checkpoint(TENSORS, seed=2), os.path.join(inner, "tmp_step_2"), "model.safetensors")
+    stays(agent, share, 1)
+    os.rename(os.path.join(inner, "tmp_step_2"), os.path.join(inner, "step_2"))
+    assert newest(agent) == 2, share.text()
+    save(checkpoint(TENSORS, seed=9), os.path.join(inner, "step_9"), "model.safetensors")
+    assert newest(agent) == 9, share.text()
+    assert not share.refusals(), share.text()
+    listing = os.open(inner, os.O_RDONLY | os.O_DIRECTORY)
+    os.listdir(listing)
+    wsync("umount", "--lazy", inner)
+    os.close(listing)
+    wait_for(lambda: not share.alive(), "its end")
+    share = Share(agent, inner)
+    listing = os.open(inner, os.O_RDONLY | os.O_DIRECTORY)
+    os.listdir(listing)
+    share.process.terminate()
+    wait_for(lambda: not share.alive(), "its end")
+    os.close(listing)
+    assert share.process.returncode == 0, share.text()
+    outer.end()
+    if os.geteuid() == 0:
+        share = Share(agent, root)
+        subprocess.run(["unshare", "-m", "--propagation", "private", "sh", "-c", 'umount -l "$0" && rm -r "$0"', root], check=True)
+        wait_for(lambda: not share.alive() or not os.path.exists(root), "its folder's end")
+        wait_for(lambda: not share.alive(), "its end")
+        assert share.process.returncode == 0, share.text()
+
+
+def test_asked_for():
+    "wsync publish --shared says what came of a folder: published, before, what is missing, no version's, where there is no share"
+    agent, root = Agent(), unique("out")
+    Share(agent, root)
+
+    def ask(folder, *args):
+        r = wsync("publish", "--shared", *args, folder, check=False)
+        return r.returncode, (r.stdout + r.stderr).strip()
+
+    assert ask(root)[0] == 1 and "--pattern" in ask(root)[1], ask(root)
+    os.mkdir(folder := os.path.join(root, "step_1"))
+    code, text = ask(folder)
+    assert code == 1 and "model.safetensors.index.json" in text, text
+    data = Path(checkpoint(TENSORS), "model.safetensors").read_bytes()
+    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+        f.write(data)
+        f.flush()
+        assert ask(folder) == (1, f"wsync publish: {folder} is not published: a file in it is open for writing")
+        child = subprocess.Popen(["sleep", "30"], pass_fds=[f.fileno()])  # its close tells nothing
+    assert newest(agent) is None
+    child.kill()
+    child.wait()
+    wait_for(lambda: ask(folder)[0] != 1, "version 1")
+    assert newest(agent) == 1
+    assert ask(folder) == (3, f"wsync publish: {folder} was published before, as version 1, and nothing of it is new")
+    port, sock = agent.port, agent.sock
+    agent.end()
+    os.mkdir(folder := os.path.join(root, "step_2"))
+    save(checkpoint(TENSORS, seed=2), folder, "model.safetensors")  # it cannot be published now
+    code, text = ask(folder)
+    assert code == 1 and "could not be published" in text, text
+    agent = Agent(port=port, sock=sock)
+    published(agent, 2)
+    code, text = ask(checkpoint(TENSORS))
+    assert code == 1 and "no folder that wsync share has mounted" in text, text
+    assert ask(os.path.join(root, "step_3"))[0] == 1
+    code, text = ask(folder, "--version", "3")
+    assert code == 2 and "--version" in text, text
+
+
+def as_stranger(*programs):
+    "what each of the expressions gives for account 65534: the errno where it fails"
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        out = []
+        try:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            for program in programs:
+                try:
+                    out.append(program())
+                except OSError as e:
+                    out.append(errno.errorcode[e.errno])
+        finally:
+            os.write(write, json.dumps(out, default=repr).encode())
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as f:
+        text = f.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+def test_strangers():
+    """another account that may write into the folder makes no version of what it may not read, shows nobody anything, has no descriptor of
+    the daemon's, publishes nothing through a link that it could not read through; its setuid files and devices are none"""
+    if os.geteuid():
+        pytest.skip("not root")
+    agent, root = Agent(), unique("out")
+    os.mkdir(root)
+    os.chmod(root, 0o777)
+    os.mkdir(old := os.path.join(root, "step_1"))
+    Path(old, "private").write_text("x")
+    os.chmod(os.path.join(old, "private"), 0o600)
+    share = Share(agent, root)
+    shutil.copytree(checkpoint(TENSORS), secret := os.path.join(root, "secret"))
+    os.chmod(secret, 0o700)
+    shutil.copytree(checkpoint(TENSORS), loose := os.path.join(root, "loose"))
+    os.chmod(loose, 0o777)
+    for name in os.listdir(loose):
+        os.chmod(os.path.join(loose, name), 0o600)
+    Path(root, "file").write_text("x")
+    os.chmod(os.path.join(root, "file"), 0o600)
+    outside = unique("outside")
+    shutil.copyfile(os.path.join(checkpoint(TENSORS), "model.safetensors"), outside)
+    os.chmod(outside, 0o600)
+    here = os.getcwd()
+    os.chdir(root)  # the way to it is root's alone
+    try:
+        found = as_stranger(
+            lambda: open("step_1/private").read(),
+            lambda: os.rename("secret", "step_5"),
+            lambda: os.rename("secret", ".step_5.tmp"),
+            lambda: os.rename(".step_5.tmp", "step_5"),
+            lambda: os.mkdir("step_9"),
+            lambda: os.rename("loose/model.safetensors", "step_9/model.safetensors"),
+            lambda: os.rename("file", "step_9/file"),
+            lambda: os.link("file", "step_9/file"),
+            lambda: os.symlink(outside, "step_9/model.safetensors"),
+            lambda: os.chown("step_9", 0, 0),
+            lambda: os.mknod("step_9/null", 0o666 | stat.S_IFCHR, os.makedev(1, 3)),
+            lambda: os.listdir(f"/proc/{share.pid}/fd"),
+            lambda: os.listdir(f"/proc/{share.pid}/root"),
+            lambda: os.setxattr("step_9", "user.x", b"y"),
+            lambda: os.close(os.open("step_9/suid", os.O_CREAT | os.O_WRONLY, 0o6777)),
+            lambda: os.stat("step_9/suid").st_uid,
+            lambda: wsync("publish", "--shared", "step_1", check=False).returncode,
+            lambda: wsync("publish", "--shared", "step_9", check=False).stderr.strip()[:40],
+            lambda: os.mkdir("x" * 255),
+            lambda: os.mkdir("x" * 256),
+            lambda: os.mkdir("step_" + "9" * 40),
+        )
+        stays(agent, share, None)
+        assert found == ["EACCES", "EPERM", None, "EPERM", None, "EPERM", "EPERM", found[7], None, "EPERM", "EPERM", "EACCES", "EACCES", "ENOTSUP", None, 65534,
+                         1, found[17], None, "ENAMETOOLONG", None], str(found)
+        assert found[7] in ("EPERM", "EXDEV")  # as protected_hardlinks says
+        assert "Operation not permitted" not in found[17], found[17]
+        assert not os.stat("step_9/suid").st_mode & 0o6000
+        os.mknod("step_9/null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        with pytest.raises(PermissionError):
+            open("step_9/null", "rb")
+    finally:
+        os.chdir(here)
     assert share.alive()
 
 

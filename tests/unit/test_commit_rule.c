@@ -26,10 +26,12 @@
 
 static struct ws_error err;
 static char dir[64];
+static enum ws_commit_part part;
 
 static int setup(void **state)
 {
     (void)state;
+    part = WS_COMMIT_WHOLE;
     return private_folder(dir, sizeof(dir), "folder") ? 0 : -1;
 }
 
@@ -75,7 +77,7 @@ static void expect_whole(const char *marker)
 {
     struct ws_folder *f = NULL;
 
-    if (ws_commit_rule_read(dir, marker, &f, &err) < 0)
+    if (ws_commit_rule_read(dir, marker, part, &f, &err) < 0)
         fail_msg("%s", err.text);
     assert_non_null(f);
     ws_folder_free(f);
@@ -84,7 +86,7 @@ static void expect_whole(const char *marker)
 static void expect_partial(const char *marker, const char *reason)
 {
     struct ws_folder *f = NULL;
-    int rc = ws_commit_rule_read(dir, marker, &f, &err);
+    int rc = ws_commit_rule_read(dir, marker, part, &f, &err);
 
     assert_null(f);
     if (rc != -EAGAIN || err.code != EAGAIN || !strstr(err.text, reason))
@@ -190,12 +192,39 @@ static void test_no_marker(void **state)
     assert_int_equal(rmdir(path), 0);
     assert_int_equal(symlink("model.safetensors", path), 0);
     expect_partial("STABLE", "STABLE is missing");
-    assert_int_equal(ws_commit_rule_read(dir, "../STABLE", &f, &err), -EINVAL);
-    assert_int_equal(ws_commit_rule_read(dir, "", &f, &err), -EINVAL);
-    assert_int_equal(ws_commit_rule_read(dir, ".tmp", &f, &err), -EINVAL);
+    assert_int_equal(ws_commit_rule_read(dir, "../STABLE", part, &f, &err), -EINVAL);
+    assert_int_equal(ws_commit_rule_read(dir, "", part, &f, &err), -EINVAL);
+    assert_int_equal(ws_commit_rule_read(dir, ".tmp", part, &f, &err), -EINVAL);
     snprintf(path, sizeof(path), "%s/none", dir);
-    assert_int_equal(ws_commit_rule_read(path, NULL, &f, &err), -EAGAIN);
+    assert_int_equal(ws_commit_rule_read(path, NULL, part, &f, &err), -EAGAIN);
     assert_null(f);
+}
+
+/* Two nodes: what the first one's index names lies on the other; what a writer calls otherwise is not done. */
+static void test_parts(void **state)
+{
+    (void)state;
+    part = WS_COMMIT_OTHER;
+    expect_partial(NULL, "no *.safetensors");
+    put_weights("model-00001.safetensors", "a");
+    expect_partial(NULL, "model-00001.safetensors is not called");
+    move("model-00001.safetensors", "model-00001-of-00002.safetensors");
+    expect_whole(NULL);
+    expect_whole("STABLE");
+    put_text(".tmpa8X0qZ", "");
+    expect_partial(NULL, ".tmpa8X0qZ");
+    remove_file(".tmpa8X0qZ");
+    part = WS_COMMIT_FIRST;
+    expect_partial("STABLE", "STABLE is missing");
+    expect_partial(NULL, "index " INDEX " is missing");
+    put_text(INDEX, INDEX_OF_TWO);
+    expect_whole(NULL);
+    expect_partial("STABLE", "STABLE is missing");
+    put_weights("model-00001-of-00002.safetensors", "b"); /* not what the index says */
+    expect_partial(NULL, "model-00001-of-00002.safetensors");
+    part = WS_COMMIT_WHOLE;
+    put_weights("model-00001-of-00002.safetensors", "a");
+    expect_partial(NULL, "model-00002-of-00002.safetensors");
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -203,8 +232,8 @@ static void test_no_marker(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASE(test_marker),   CASE(test_early_index), CASE(test_half_index),
-        CASE(test_one_file), CASE(test_adapter),     CASE(test_no_marker),
+        CASE(test_marker),  CASE(test_early_index), CASE(test_half_index), CASE(test_one_file),
+        CASE(test_adapter), CASE(test_no_marker),   CASE(test_parts),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -54,10 +54,16 @@ static int check_names(int folder, struct ws_error *err)
     return rc;
 }
 
-static int check_last(int folder, const char *marker, struct ws_error *err)
+static int check_last(int folder, const char *marker, enum ws_commit_part part, struct ws_error *err)
 {
+    if (part == WS_COMMIT_OTHER)
+        return 0;
     if (marker)
         return has(folder, marker) ? 0 : ws_error_set(err, EAGAIN, "its marker %s is missing", marker);
+    if (part == WS_COMMIT_FIRST)
+        return has(folder, WS_FOLDER_INDEX_NAME)
+                   ? 0
+                   : ws_error_set(err, EAGAIN, "its index " WS_FOLDER_INDEX_NAME " is missing");
     if (has(folder, WS_FOLDER_INDEX_NAME) || has(folder, WHOLE_MODEL) ||
         (has(folder, WS_ADAPTER_CONFIG_NAME) && has(folder, WS_ADAPTER_WEIGHTS_NAME)))
         return 0;
@@ -68,12 +74,16 @@ static int check_last(int folder, const char *marker, struct ws_error *err)
 }
 
 /* What is no checkpoint now may be one when its writer goes on. */
-static int read_checkpoint(int folder, const char *path, struct ws_folder **out, struct ws_error *err)
+static int read_checkpoint(int folder, const char *path, enum ws_commit_part part, struct ws_folder **out,
+                           struct ws_error *err)
 {
-    int fd = fcntl(folder, F_DUPFD_CLOEXEC, 0);
-    int rc = fd < 0 ? ws_error_set(err, errno, "cannot open it once more: %m")
-                    : ws_folder_read(fd, path, NULL, out, err);
+    const int fd = fcntl(folder, F_DUPFD_CLOEXEC, 0);
+    int rc;
 
+    if (fd < 0)
+        return ws_error_set(err, errno, "cannot open it once more: %m");
+    rc = part == WS_COMMIT_WHOLE ? ws_folder_read(fd, path, NULL, out, err)
+                                 : ws_folder_read_part(fd, path, out, err);
     if (rc != -ENOENT && rc != -EBADMSG && rc != -ESTALE)
         return rc;
     if (err)
@@ -81,19 +91,19 @@ static int read_checkpoint(int folder, const char *path, struct ws_folder **out,
     return -EAGAIN;
 }
 
-static int check(int folder, const char *path, const char *marker, struct ws_folder **out,
-                 struct ws_error *err)
+static int check(int folder, const char *path, const char *marker, enum ws_commit_part part,
+                 struct ws_folder **out, struct ws_error *err)
 {
     struct stat before, after;
     int rc = fstat(folder, &before) < 0 ? ws_error_set(err, errno, "cannot stat it: %m") : 0;
 
     /* The last file first: what comes before it was there then. */
     if (rc == 0)
-        rc = check_last(folder, marker, err);
+        rc = check_last(folder, marker, part, err);
     if (rc == 0)
         rc = check_names(folder, err);
     if (rc == 0)
-        rc = read_checkpoint(folder, path, out, err);
+        rc = read_checkpoint(folder, path, part, out, err);
     if (rc < 0)
         return rc;
     if (fstat(folder, &after) == 0) {
@@ -106,7 +116,8 @@ static int check(int folder, const char *path, const char *marker, struct ws_fol
     return ws_error_set(err, EAGAIN, "it was changed while it was read");
 }
 
-int ws_commit_rule_read(const char *path, const char *marker, struct ws_folder **out, struct ws_error *err)
+int ws_commit_rule_read(const char *path, const char *marker, enum ws_commit_part part,
+                        struct ws_folder **out, struct ws_error *err)
 {
     if (marker && !ws_name_is_file(marker))
         return ws_error_set(
@@ -116,7 +127,7 @@ int ws_commit_rule_read(const char *path, const char *marker, struct ws_folder *
         const int code = errno == ENOENT ? EAGAIN : errno;
         return ws_error_set(err, code, "%s: cannot open the folder: %m", path);
     }
-    int rc = check(fd, path, marker, out, err);
+    int rc = check(fd, path, marker, part, out, err);
     close(fd);
     if (rc < 0)
         ws_error_prefix(err, "%s is not whole", path);

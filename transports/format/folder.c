@@ -285,7 +285,7 @@ static int select_weights(struct ws_folder *f, const struct ws_folder_index *ind
     for (size_t i = 0; rc == 0 && i < f->n_files; i++)
         names[i] = f->files[i].name;
     if (rc == 0)
-        rc = ws_shards_select(names, f->n_files, index, wanted, err);
+        rc = (f->is_part ? ws_shards_select_part : ws_shards_select)(names, f->n_files, index, wanted, err);
     if (rc == 0)
         keep_wanted(f, wanted);
     free(names);
@@ -339,18 +339,8 @@ int ws_folder_file_open(const struct ws_folder *f, const struct ws_folder_file *
     return fd;
 }
 
-int ws_folder_open(const char *path, struct ws_folder **out, struct ws_error *err)
-{
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* the path is its caller's word */
-
-    if (fd < 0) {
-        int code = errno;
-        return ws_error_set(err, code, "checkpoint %s: cannot open the folder: %s", path, strerror(code));
-    }
-    return ws_folder_read(fd, path, NULL, out, err);
-}
-
-int ws_folder_read(int fd, const char *path, const char *below, struct ws_folder **out, struct ws_error *err)
+static int read_folder(int fd, const char *path, const char *below, bool is_part, struct ws_folder **out,
+                       struct ws_error *err)
 {
     struct ws_folder *f = calloc(1, sizeof(*f));
     size_t length = strlen(path);
@@ -363,6 +353,7 @@ int ws_folder_read(int fd, const char *path, const char *below, struct ws_folder
         return out_of_memory(err);
     }
     f->fd = fd;
+    f->is_part = is_part;
     f->path = strndup(path, length);
     f->below = below ? strdup(below) : NULL;
     if (!f->path || !f->below != !below) {
@@ -377,6 +368,37 @@ int ws_folder_read(int fd, const char *path, const char *below, struct ws_folder
     }
     *out = f;
     return 0;
+}
+
+static int open_folder(const char *path, bool is_part, struct ws_folder **out, struct ws_error *err)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* the path is its caller's word */
+
+    if (fd < 0) {
+        int code = errno;
+        return ws_error_set(err, code, "checkpoint %s: cannot open the folder: %s", path, strerror(code));
+    }
+    return read_folder(fd, path, NULL, is_part, out, err);
+}
+
+int ws_folder_open(const char *path, struct ws_folder **out, struct ws_error *err)
+{
+    return open_folder(path, false, out, err);
+}
+
+int ws_folder_open_part(const char *path, struct ws_folder **out, struct ws_error *err)
+{
+    return open_folder(path, true, out, err);
+}
+
+int ws_folder_read(int fd, const char *path, const char *below, struct ws_folder **out, struct ws_error *err)
+{
+    return read_folder(fd, path, below, false, out, err);
+}
+
+int ws_folder_read_part(int fd, const char *path, struct ws_folder **out, struct ws_error *err)
+{
+    return read_folder(fd, path, NULL, true, out, err);
 }
 
 void ws_folder_free(struct ws_folder *f)

@@ -5,6 +5,7 @@
 #include "transports/base/entry.h"
 #include "transports/base/error.h"
 #include "transports/format/safetensors.h"
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,6 +26,7 @@ struct ws_folder_file {
 struct ws_folder {
     char *path, *below;
     int fd;         /* of the folder itself, whatever its path leads to later */
+    bool is_part;   /* other nodes have other files of it */
     size_t n_files; /* sorted by name (strcmp) */
     struct ws_folder_file *files;
     size_t n_left_out; /* entries that are no part of a version: folders, other kinds of files; hidden ones */
@@ -33,11 +35,15 @@ struct ws_folder {
 /* -ENOENT: no such folder, no weights in it, or a shard is missing; -EBADMSG: a file or the index is
  * wrong; -EINVAL: a name that cannot be published; -E2BIG: over a limit; or what the system says. */
 WS_MUST_USE int ws_folder_open(const char *path, struct ws_folder **out, struct ws_error *err);
+/* The same of one node's part of a checkpoint that several nodes write: the files that are not there are elsewhere, and
+ * each that is there is called as shards.h says. */
+WS_MUST_USE int ws_folder_open_part(const char *path, struct ws_folder **out, struct ws_error *err);
 /* The same of an open folder, whose descriptor is taken over, also on failure; path: what it is called.
  * below: its files are opened by path, and only below this folder (below.h), -EPERM; NULL: from the
  * descriptor. */
 WS_MUST_USE int ws_folder_read(int fd, const char *path, const char *below, struct ws_folder **out,
                                struct ws_error *err);
+WS_MUST_USE int ws_folder_read_part(int fd, const char *path, struct ws_folder **out, struct ws_error *err);
 /* Opens a file of it again. A descriptor, or -ESTALE: it is another file now, or was written to; or as
  * ws_entry_open. */
 WS_MUST_USE int ws_folder_file_open(const struct ws_folder *f, const struct ws_folder_file *file,

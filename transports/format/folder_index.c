@@ -231,6 +231,13 @@ static const struct ws_folder_index_entry *first_of(const struct ws_folder_index
     return &index->by_file[low];
 }
 
+bool ws_folder_index_has(const struct ws_folder_index *index, const char *file)
+{
+    const struct ws_folder_index_entry *e = first_of(index, file);
+
+    return e < index->by_file + index->n && strcmp(e->file, file) == 0;
+}
+
 int ws_folder_index_check(const struct ws_folder_index *index, const char *file,
                           const struct ws_safetensors *st, struct ws_error *err)
 {

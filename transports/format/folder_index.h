@@ -28,6 +28,8 @@ WS_MUST_USE int ws_folder_index_read(int fd, struct ws_folder_index **out, struc
  * is not among them. */
 WS_MUST_USE int ws_folder_index_select(const struct ws_folder_index *index, const char *const *names,
                                        size_t n, bool *wanted, struct ws_error *err);
+/* Does it place a tensor in the file? */
+bool ws_folder_index_has(const struct ws_folder_index *index, const char *file);
 /* Has the file, by its header, the tensors that the index places there, and no others? -EBADMSG. */
 WS_MUST_USE int ws_folder_index_check(const struct ws_folder_index *index, const char *file,
                                       const struct ws_safetensors *st, struct ws_error *err);

@@ -102,3 +102,22 @@ int ws_shards_select(const char *const *names, size_t n, const struct ws_folder_
         return ws_error_set(err, ENOENT, "there is no *%s file in it", WS_SHARD_SUFFIX);
     return check_counts(names, n, wanted, err);
 }
+
+int ws_shards_select_part(const char *const *names, size_t n, const struct ws_folder_index *index,
+                          bool *wanted, struct ws_error *err)
+{
+    struct shard_name s;
+    bool found = false;
+
+    for (size_t i = 0; i < n; i++) {
+        if (names[i][0] == '.' || !ws_shard_is(names[i]) || (index && !ws_folder_index_has(index, names[i])))
+            continue;
+        if (!parse_shard_name(names[i], &s))
+            return ws_error_set(err, ENOENT,
+                                "%s is not called NAME-00001-of-0000N" WS_SHARD_SUFFIX
+                                ", as each file of a checkpoint that several nodes write is",
+                                names[i]);
+        found = wanted[i] = true;
+    }
+    return found ? 0 : ws_error_set(err, ENOENT, "there is no *%s file in it", WS_SHARD_SUFFIX);
+}

@@ -16,5 +16,10 @@ bool ws_shard_is(const char *name);
  * are counted from 1, by a few writers from 0. -ENOENT: one is missing, which is named, or there is none. */
 WS_MUST_USE int ws_shards_select(const char *const *names, size_t n, const struct ws_folder_index *index,
                                  bool *wanted, struct ws_error *err);
+/* The same of a folder that holds some of a checkpoint's files, as each node's does where several write one: those
+ * that are not there are elsewhere. Each must be called NAME-00002-of-00005.safetensors: other names are what
+ * its writer gives before it knows the count. -ENOENT: one is not, or there is none. */
+WS_MUST_USE int ws_shards_select_part(const char *const *names, size_t n, const struct ws_folder_index *index,
+                                      bool *wanted, struct ws_error *err);
 
 #endif

@@ -86,6 +86,8 @@ int wsync_publisher_open(const wsync_config *config, wsync_publisher **out)
     (void)ws_prefer_parse(c->prefer, &p->prefer);
     p->audit_every = c->audit;
     p->audit_warns = c->audit_warns;
+    p->expected = c->expected;
+    p->n_expected = c->n_expected;
     p->workers = ws_workers_new(n, 0);
     if (!p->agent || !p->model || !p->workers || (c->run && !p->lineage_requested))
         rc = ws_error_set(err, ENOMEM, "no memory for a publisher");

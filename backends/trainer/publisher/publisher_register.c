@@ -1,6 +1,7 @@
 /* Registration: sends what a rank holds to the agent, and keeps the reply: places, files, and which pieces
  * this rank writes. */
 #include "backends/trainer/publisher/publisher_state.h"
+#include "transports/format/node_part.h"
 #include "transports/protocol/api.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -134,6 +135,30 @@ static int read_places(const json_t *places, struct ws_registered_piece *r, size
     return 0;
 }
 
+/* Is it one of the whole version's files? A node's part has its header only, under another name. */
+static bool has_file(const json_t *files, const char *wanted)
+{
+    const size_t n = strlen(wanted);
+
+    for (size_t i = 0; i < json_array_size(files); i++) {
+        const char *name = json_string_value(json_object_get(json_array_get(files, i), "name"));
+        if (name && strncmp(name, wanted, n) == 0 && (!name[n] || strcmp(name + n, WS_NODE_PART_HEADER) == 0))
+            return true;
+    }
+    return false;
+}
+
+static int check_expected(const struct wsync_publisher *p, const json_t *files, struct ws_error *err)
+{
+    for (size_t i = 0; i < p->n_expected; i++)
+        if (!has_file(files, p->expected[i]))
+            return ws_error_set(
+                err, EINVAL,
+                "no rank has anything of %.200s, which the version must have: let its writer finish",
+                p->expected[i]);
+    return 0;
+}
+
 static int read_placement(struct wsync_publisher *p, const json_t *reply, struct ws_error *err)
 {
     const json_t *files = json_object_get(reply, "files"), *sidecars = json_object_get(reply, "sidecars");
@@ -178,7 +203,7 @@ static int read_placement(struct wsync_publisher *p, const json_t *reply, struct
     if (strcmp(p->lineage, run) != 0)
         p->last_begun = 0;
     snprintf(p->lineage, sizeof(p->lineage), "%s", run);
-    return 0;
+    return check_expected(p, files, err);
 }
 
 /* A tensor that a rank held before and no rank holds now would silently come from the base. */

@@ -48,6 +48,8 @@ struct wsync_publisher {
     uint64_t shard_bytes;
     struct ws_workers *workers;
     struct ws_base_checkpoint *base;
+    const char *const *expected; /* n_expected names, the caller's */
+    size_t n_expected;
     void (*progress)(void *arg, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_arg;
     int (*interrupted)(void *arg);
