@@ -276,7 +276,7 @@ static void release_memory(void *self, struct ws_http_incoming *in, struct ws_ht
     pthread_mutex_unlock(&r->pause_lock);
     if (has_tag(tags, "weights"))
         ws_reference_lose_weights(r);
-    a->json = json_null();
+    a->text = strdup("null");
 }
 
 /* A part that it has not released ends its scheduler, and with it the server. */
@@ -296,7 +296,7 @@ static void resume_memory(void *self, struct ws_http_incoming *in, struct ws_htt
         *asleep = *asleep && !has_tag(tags, name);
     }
     pthread_mutex_unlock(&r->pause_lock);
-    a->json = json_null();
+    a->text = strdup("null");
 }
 
 /* Waits while paused, as the real server's requests do; generates nothing and says so. */
