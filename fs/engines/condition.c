@@ -108,7 +108,9 @@ static void see_sleep(struct ws_condition *c, const struct ws_engine_serving *no
 {
     if (now->sleep_unknown)
         return;
-    if (ws_condition_loses_asleep(c) && !now->sleeping && !ws_condition_names_another(c, now)) {
+    const bool same =
+        !c->version[0] || !ws_condition_names_another(c, now); /* another one: somebody loaded it */
+    if (ws_condition_loses_asleep(c) && !now->sleeping && same) {
         c->weights = WS_WEIGHTS_LOST;
         c->abandoned = true; /* it is reconciled without a command */
         see(c, WS_ENGINE_BROKEN,

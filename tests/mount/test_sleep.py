@@ -109,7 +109,7 @@ def test_woken_while_no_daemon_looks(api):
     mount.write("1", "actor/version")
     good = sums_of(folders, api)[1]
     sleep(engine)
-    is_seen_asleep(mount)
+    wait_for(lambda: "engine-asleep model=actor engine=e" in mount.text("actor/events"), "it to be seen asleep, and kept")
     mount.kill()
     wake(engine)
     again = Mount(agent.url, path=mount.path)
