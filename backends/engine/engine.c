@@ -31,6 +31,27 @@ const char *const *ws_engine_kinds(void)
     return kinds;
 }
 
+static const char *const sleep_words[] = {
+    [WS_SLEEP_KEEPS] = "1", [WS_SLEEP_LOSES] = "2", [WS_SLEEP_KV] = "kv"};
+
+int ws_engine_sleep_parse(const char *word, enum ws_engine_sleep *out, struct ws_error *err)
+{
+    *out = WS_SLEEP_UNTOLD;
+    for (size_t i = WS_SLEEP_KEEPS; word && i <= WS_SLEEP_KV; i++)
+        if (strcmp(word, sleep_words[i]) == 0)
+            *out = (enum ws_engine_sleep)i;
+    return word && !*out ? ws_error_set(err, EINVAL,
+                                        "sleep=%.100s: it is 1 (its weights come back as they were), 2 (they "
+                                        "are lost) or kv (its keys and values alone)",
+                                        word)
+                         : 0;
+}
+
+const char *ws_engine_sleep_word(enum ws_engine_sleep sleep)
+{
+    return sleep_words[sleep];
+}
+
 int ws_engine_cache_parse(const char *word, enum ws_engine_cache *out, struct ws_error *err)
 {
     static const char *const words[] = {"local", "external", "keep"};

@@ -18,6 +18,17 @@ enum ws_engine_cache {
 };
 /* "local" (NULL too), "external", "keep". -EINVAL. */
 WS_MUST_USE int ws_engine_cache_parse(const char *word, enum ws_engine_cache *out, struct ws_error *err);
+/* How deep another program, as a trainer on the same GPU, puts the engine to sleep. */
+enum ws_engine_sleep {
+    WS_SLEEP_UNTOLD, /* it is not known that one does */
+    WS_SLEEP_KEEPS,  /* its weights come back as they were */
+    WS_SLEEP_LOSES,  /* they are undefined from then on until a load */
+    WS_SLEEP_KV      /* its keys and values alone */
+};
+/* "1", "2", "kv"; NULL: untold. -EINVAL. */
+WS_MUST_USE int ws_engine_sleep_parse(const char *word, enum ws_engine_sleep *out, struct ws_error *err);
+/* The word for it; NULL: untold. */
+const char *ws_engine_sleep_word(enum ws_engine_sleep sleep);
 /* What a probe found. The caller keeps it and passes it with every call. */
 struct ws_engine_facts {
     bool known;        /* false: not probed, so everything is tried */
@@ -50,6 +61,7 @@ struct ws_engine_target {
     const char *pause_mode;      /* the kind's own word, NULL: its default */
     const char *load_format;     /* how SGLang reads files, its own word; NULL: as it was started */
     enum ws_engine_cache cache;
+    enum ws_engine_sleep sleep;
     bool sleeping;       /* it reported so: a load wakes its weights, a resume the rest */
     unsigned timeout_ms; /* of a load */
     unsigned short_ms;   /* of the other calls; 0: a tenth of it, at least 5 s */

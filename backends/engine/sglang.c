@@ -24,11 +24,14 @@
  *   the target's: such a server is refused, unless the plug-in of our Python package keeps them from it. The
  *   load has no selector. The plug-in takes a draft model's path out of the request's manifest, which SGLang passes
  *   on and does not read, and leaves the target alone then. Without it such a request would load the target: so it names
- *   the files that the target has, and is not sent unless the server says that it has the plug-in. */
+ *   the files that the target has, and is not sent unless the server says that it has the plug-in.
+ * - A part of its memory that it is told to take back without having released it ends it, and no route of its own says
+ *   what is released (sglang_sleep.h). Nor does it refuse a load into memory that it has released. */
 #include "backends/engine/pause.h"
 #include "backends/engine/sglang_adapters.h"
 #include "backends/engine/sglang_info.h"
 #include "backends/engine/sglang_patch.h"
+#include "backends/engine/sglang_sleep.h"
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -112,7 +115,10 @@ static int serving(const struct ws_engine_target *t, struct ws_engine_serving *o
 {
     *out = (struct ws_engine_serving){0};
     int rc = is(t, HAS_WORKERS) ? serving_from_workers(t, out, err) : serving_from_one(t, out, err);
-    return rc == 0 && is(t, HAS_READY) && !t->only_named ? query_ready(t, out, err) : rc;
+    if (rc || t->only_named)
+        return rc;
+    rc = is(t, HAS_READY) ? query_ready(t, out, err) : 0;
+    return rc == 0 && t->sleep ? ws_sglang_asleep(t, out, err) : rc;
 }
 
 /* Are its keys ours, too, on the routes that change it? Where it has an admin key they want that one, and all
@@ -201,6 +207,17 @@ static int check_draft(const struct ws_engine_target *t, const json_t *info, str
     return 0;
 }
 
+/* Nothing else knows whether it sleeps, and a wake of what is awake ends it. */
+static int check_tells_sleep(const struct ws_engine_target *t, const json_t *info, struct ws_error *err)
+{
+    return ws_sglang_tells_sleep(info)
+               ? 0
+               : ws_error_set(err, EPROTO,
+                              "%s cannot say whether it sleeps, as sleep= needs: start it with the Python "
+                              "package wsync beside it",
+                              t->url);
+}
+
 /* What it was started with; as by default where it is too old to say. One that cannot say it now may have
  * been started with dummy weights, which it would "load" with success. */
 static int read_arguments(const struct ws_engine_target *t, struct ws_engine_facts *facts,
@@ -217,6 +234,8 @@ static int read_arguments(const struct ws_engine_target *t, struct ws_engine_fac
         facts->max_adapter_rank = rank_of(json_object_get(reply.json, "max_lora_rank"));
     facts->patches = plugin_says(reply.json, "patches");
     rc = check_draft(t, reply.json, facts, err);
+    if (!rc && t->sleep)
+        rc = check_tells_sleep(t, reply.json, err);
     if (strcmp(ws_call_text(&reply, "load_format"), "dummy") == 0)
         facts->routes |= WAS_DUMMY;
     if (!rc && json_integer_value(json_object_get(reply.json, "tokenizer_worker_num")) > 1) {
@@ -345,10 +364,15 @@ static int update_from_disk(const struct ws_engine_target *t, const char *path, 
 
 static int load(const struct ws_engine_target *t, const char *path, const char *version, struct ws_error *err)
 {
-    const int rc = update_from_disk(
+    int rc = t->sleeping ? ws_sglang_wake_weights(t, err) : 0;
+    if (rc)
+        return rc;
+    rc = update_from_disk(
         t, path,
         json_pack("{s:s, s:s, s:b}", "model_path", path, "weight_version", version, "flush_cache", 0), err);
-    return rc ? rc : ws_call_after_request(confirm(t, path, version, err), err);
+    if (rc) /* what it woke with may be undefined: it does not go on as it was */
+        return t->sleeping ? ws_call_after_request(rc, err) : rc;
+    return ws_call_after_request(confirm(t, path, version, err), err);
 }
 
 /* The plug-in names the schedulers that it runs in. */
@@ -465,7 +489,8 @@ static int resume_once(const struct ws_engine_target *t, struct ws_error *err)
 
 static int resume(const struct ws_engine_target *t, struct ws_error *err)
 {
-    return ws_call_while_busy(t, ws_call_pause_ms(t), resume_once, err);
+    int rc = t->sleeping ? ws_sglang_wake_rest(t, err) : 0;
+    return rc ? rc : ws_call_while_busy(t, ws_call_pause_ms(t), resume_once, err);
 }
 
 const struct ws_engine_ops ws_engine_sglang = {

@@ -208,6 +208,12 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
             "%s is a vLLM %s without its development routes: start it with VLLM_SERVER_DEV_MODE=1", t->url,
             facts->release);
     facts->known = true;
+    if (t->sleep && !(facts->routes & HAS_SLEEP))
+        return ws_error_set(
+            err, EPROTO,
+            "%s is a vLLM %s without /wake_up, which sleep= needs: start it as a newer release "
+            "with --enable-sleep-mode",
+            t->url, facts->release);
     facts->labels = facts->routes & HAS_VERSION;
     with.facts = facts;
     rc = serving(&with, out, err);

@@ -153,6 +153,18 @@ static void engine_states(const struct ws_control *c, FILE *f)
         }
 }
 
+static void engines_asleep(const struct ws_control *c, FILE *f)
+{
+    char labels[LABELS_BYTES];
+    for (const struct ws_controller *ctl = c->controllers; ctl; ctl = ctl->next) {
+        unsigned n = 0;
+        for (const struct ws_engine *e = ctl->engines; e; e = e->next)
+            n += e->condition.sleeping;
+        put_label(labels, 0, "model", ctl->name);
+        fprintf(f, "wsync_engines_asleep{%s} %u\n", labels, n);
+    }
+}
+
 /* By engine and by the model that the adapters are of. */
 static void adapters(const struct ws_control *c, FILE *f)
 {
@@ -247,6 +259,8 @@ void ws_metrics_print(struct ws_control *c, FILE *f)
     pthread_mutex_lock(&c->lock);
     family(f, "engines", "gauge", "Engines of a model in each state.");
     engine_states(c, f);
+    family(f, "engines_asleep", "gauge", "Engines of a model of which a part sleeps.");
+    engines_asleep(c, f);
     family(f, "adapters", "gauge", "Versions of an adapter's model that an engine lists.");
     adapters(c, f);
     family(f, "switches_total", "counter", "Switches of a model's engines.");

@@ -195,6 +195,10 @@ static void print_engine(const struct ws_engine *e, const char *run, FILE *f)
         fprintf(f, " draft=%s", e->facts.draft);
     print_members(e, f);
     print_patching(&e->patching, f);
+    if (e->sleep)
+        fprintf(f, " sleep=%s", ws_engine_sleep_word(e->sleep));
+    if (e->condition.sleeping)
+        fputs(" asleep", f);
     if (e->condition.state == WS_ENGINE_STALE && !e->condition.error[0] && !e->ops->external)
         fprintf(f, " error=\"not the current version; engine sync %s brings it along\"", e->name);
     print_quoted(f, "error", e->condition.error);

@@ -56,6 +56,11 @@ bool ws_condition_is_asleep(const struct ws_condition *c)
     return c->sleeping && !c->abandoned && !c->unanswered && !ws_condition_is_broken(c);
 }
 
+bool ws_condition_loses_asleep(const struct ws_condition *c)
+{
+    return c->sleeping && c->reports.loses_asleep;
+}
+
 bool ws_condition_names_another(const struct ws_condition *c, const struct ws_engine_serving *now)
 {
     return c->reports.version && strcmp(now->version, c->version) != 0;
@@ -103,6 +108,15 @@ static void see_sleep(struct ws_condition *c, const struct ws_engine_serving *no
 {
     if (now->sleep_unknown)
         return;
+    const bool same =
+        !c->version[0] || !ws_condition_names_another(c, now); /* another one: somebody loaded it */
+    if (ws_condition_loses_asleep(c) && !now->sleeping && same) {
+        c->weights = WS_WEIGHTS_LOST;
+        c->abandoned = true; /* it is reconciled without a command */
+        see(c, WS_ENGINE_BROKEN,
+            "it was woken without a load after a sleep in which it lost its weights (sleep=2): they are "
+            "undefined until it loads a version");
+    }
     c->sleeping = now->sleeping;
     c->sleep_known = true;
 }
@@ -122,6 +136,11 @@ void ws_condition_restore_broken(struct ws_condition *c)
 void ws_condition_restore_uncertain(struct ws_condition *c)
 {
     c->abandoned = true;
+}
+
+void ws_condition_restore_asleep(struct ws_condition *c)
+{
+    c->sleeping = true;
 }
 
 void ws_condition_added(struct ws_condition *c, bool paused)

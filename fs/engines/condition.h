@@ -50,9 +50,12 @@
  * known to be put is LOADING, one of which no worker wrote anything was never received. Its undo is the load of what it
  * held: done, it is LOADED with that, else LOADING, and the whole load back follows.
  *
+ * An engine that loses its weights asleep, and is awake under the same version without a switch, has undefined ones: they
+ * are LOST, and it is reconciled.
+ *
  * Weights that are found to differ from their file (`drifted`) are LOST, and the engine is reconciled.
  *
- * What outlives a daemon: `broken` (LOST, LOADING, BROKEN) and `uncertain`, in the settings `doubted` (`abandoned`,
+ * What outlives a daemon: `broken` (LOST, LOADING, BROKEN), `asleep` (of one that loses them asleep) and `uncertain`, in the settings `doubted` (`abandoned`,
  * `unanswered` or `in_switch`: also an engine that serves already has to go back while others can fail, so that it is
  * uncertain until the switch is over). */
 /* clang-format on */
@@ -81,6 +84,7 @@ enum ws_engine_weights {
 /* What an engine of its kind says of itself when the mount asks what it serves. */
 struct ws_condition_reports {
     bool version, path;
+    bool loses_asleep; /* its sleep costs it its weights (sleep=2) */
 };
 /* Guarded by the control's lock; written by condition.c alone. */
 struct ws_condition {
@@ -123,6 +127,8 @@ bool ws_condition_lacks_path(const struct ws_condition *c);
 /* Did another program, as the framework that trains on its GPU, put it to sleep? No switch has left it so, and only a
  * command wakes it. */
 bool ws_condition_is_asleep(const struct ws_condition *c);
+/* For the state file: does it sleep so that it has lost its weights? */
+bool ws_condition_loses_asleep(const struct ws_condition *c);
 /* Does it name another version than the one that it was left with? */
 bool ws_condition_names_another(const struct ws_condition *c, const struct ws_engine_serving *now);
 /* May a patch begin from what it holds? Its weights are good, and nothing of an earlier switch is open. */
@@ -146,6 +152,7 @@ bool ws_condition_may_run_on(const struct ws_condition *c);
 void ws_condition_init(struct ws_condition *c, struct ws_condition_reports reports); /* UNKNOWN, SOUND */
 void ws_condition_restore_broken(struct ws_condition *c);                            /* from the state file */
 void ws_condition_restore_uncertain(struct ws_condition *c);
+void ws_condition_restore_asleep(struct ws_condition *c);
 void ws_condition_added(struct ws_condition *c, bool paused); /* it answered the probe */
 /* The result of the reconciler's query. current NULL: the model has no current version. *restarted: the engine
  * reports another version than before, so it must be probed again. */

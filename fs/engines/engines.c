@@ -61,6 +61,7 @@ void ws_engine_call_init(struct ws_engine *e, struct ws_control *c, struct ws_en
                                             .pause_mode = e->pause_mode,
                                             .load_format = e->load_format,
                                             .cache = e->cache,
+                                            .sleep = e->sleep,
                                             .sleeping = sleeping,
                                             .timeout_ms = e->timeout_ms,
                                             .cancel = {&c->stop},
@@ -215,6 +216,9 @@ static int check_options(const struct ws_command *q, const struct ws_engine_ops 
         return ws_error_set(err, EINVAL,
                             "load-format= is SGLang's: an engine of kind %s is told no format with a load",
                             ops->kind);
+    if (ops == &ws_engine_remote && q->options[WS_OPTION_SLEEP])
+        return ws_error_set(err, EINVAL, "sleep=: the mount knows no way to wake an engine of kind %s",
+                            ops->kind);
     if (q->options[WS_OPTION_ADAPTERS] && !ops->adapter_load)
         return ws_error_set(err, EINVAL,
                             "adapters=: the mount knows no way to load adapters into an engine of kind %s",
@@ -237,8 +241,6 @@ static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct w
     const bool reports_version =
         e->ops->reports_version ||
         (remote && o[WS_OPTION_SERVING] && o[WS_OPTION_LOAD] && strstr(o[WS_OPTION_LOAD], "{version}"));
-    ws_condition_init(&e->condition, (struct ws_condition_reports){.version = reports_version,
-                                                                   .path = e->ops->reports_path});
     const struct {
         const char *from;
         char **to;
@@ -254,7 +256,13 @@ static int fill_engine(struct ws_engine *e, const struct ws_command *q, struct w
                    {o[WS_OPTION_ADMIN_TOKEN_FILE], &e->admin_token_file},
                    {o[WS_OPTION_MOUNTS], &e->mounts}};
     unsigned timeout_s = 0, pause_timeout_s = 0;
-    int rc = ws_engine_cache_parse(o[WS_OPTION_CACHE], &e->cache, err);
+    int rc = ws_engine_sleep_parse(o[WS_OPTION_SLEEP], &e->sleep, err);
+    ws_condition_init(&e->condition,
+                      (struct ws_condition_reports){.version = reports_version,
+                                                    .path = e->ops->reports_path,
+                                                    .loses_asleep = e->sleep == WS_SLEEP_LOSES});
+    if (rc == 0)
+        rc = ws_engine_cache_parse(o[WS_OPTION_CACHE], &e->cache, err);
     if (rc == 0)
         rc = ws_command_seconds(q, WS_OPTION_TIMEOUT, DEFAULT_TIMEOUT_S, &timeout_s, err);
     if (rc == 0)

@@ -37,7 +37,8 @@ struct ws_engine {
     char *group;                          /* NULL: none; engines of one are never parted */
     char *line;                           /* the command that added it, for the state file */
     struct ws_members members;            /* never change */
-    enum ws_engine_cache cache;
+    enum ws_engine_cache cache;           /* never changes, nor does: */
+    enum ws_engine_sleep sleep;
     unsigned timeout_ms, short_ms;
     /* guarded by the control's lock */
     struct ws_condition condition;

@@ -149,7 +149,7 @@ static const char *const option_names[WS_OPTION_COUNT] = {
     [WS_OPTION_FILES] = "files",       [WS_OPTION_UNTIL] = "until",
     [WS_OPTION_ADAPTERS] = "adapters", [WS_OPTION_DRAFT] = "draft",
     [WS_OPTION_UPDATE] = "update",     [WS_OPTION_VERIFY] = "verify",
-    [WS_OPTION_PATCH] = "patch",
+    [WS_OPTION_PATCH] = "patch",       [WS_OPTION_SLEEP] = "sleep",
 };
 #define OPTION(name) (1U << WS_OPTION_##name)
 
@@ -200,14 +200,15 @@ static const struct syntax {
      OPTION(PREFIX) | OPTION(PAUSE) | OPTION(TIMEOUT) | OPTION(TOKEN_FILE) | OPTION(CACHE) | OPTION(GROUP) |
          OPTION(LOAD) | OPTION(FLUSH) | OPTION(RESUME) | OPTION(SERVING) | OPTION(MOUNTS) |
          OPTION(ADMIN_TOKEN_FILE) | OPTION(CA_FILE) | OPTION(PAUSE_TIMEOUT) | OPTION(LOAD_FORMAT) |
-         OPTION(FILES) | OPTION(ADAPTERS) | OPTION(DRAFT) | OPTION(UPDATE) | OPTION(VERIFY) | OPTION(PATCH),
+         OPTION(FILES) | OPTION(ADAPTERS) | OPTION(DRAFT) | OPTION(UPDATE) | OPTION(VERIFY) | OPTION(PATCH) |
+         OPTION(SLEEP),
      0,
      "engine add NAME sglang|vllm|remote URL [prefix=PATH] [pause=MODE] [timeout=S] [pause-timeout=S] "
      "[token-file=F] "
      "[admin-token-file=F] [files=DIR] [ca-file=F] [cache=local|external|keep] [group=G] "
      "[mounts=HOST,HOST:MOUNT...] "
      "[load-format=F] "
-     "[adapters=MODEL[:K],MODEL[:K]...] [draft=MODEL] [update=auto|patch|whole] [verify=S] "
+     "[adapters=MODEL[:K],MODEL[:K]...] [draft=MODEL] [update=auto|patch|whole] [verify=S] [sleep=1|2|kv] "
      "[load=T flush=T resume=T serving=T patch=T]; engine add NAME external",
      "register an inference server; prefix: where it sees this mount; timeout: of a load (300), of the rest "
      "a tenth or "
@@ -222,7 +223,10 @@ static const struct syntax {
      "it, "
      "patch: what changed is written into its weights, and a load of the whole version is reported, auto "
      "(default): the same where it can, whole: always the whole version; verify: seconds after which its "
-     "patched weights are compared with the files, again and again; for remote, pause, load, flush, "
+     "patched weights are compared with the files, again and again; sleep: how deep another program puts it "
+     "to sleep (1: "
+     "its weights come back, 2: they are lost, kv: its keys and values alone); for remote, pause, load, "
+     "flush, "
      "resume and serving "
      "are templates METHOD:/PATH[:BODY] with {path}, {version} (42@RUN) and {number}, and patch with "
      "{stage}, "

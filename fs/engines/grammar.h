@@ -87,6 +87,7 @@ enum ws_option {
     WS_OPTION_DRAFT,
     WS_OPTION_UPDATE,
     WS_OPTION_VERIFY,
+    WS_OPTION_SLEEP,
     WS_OPTION_PATCH, /* a template of kind remote */
     WS_OPTION_COUNT
 };

@@ -134,10 +134,10 @@ int ws_engine_step_query(struct ws_switch_engine *se)
         }
     }
     if (rc == 0 && now.sleep_unknown && !se->engine->condition.sleep_known)
-        rc = ws_error_set(
-            &se->err, EAGAIN,
-            "it is paused, and its /metrics do not say whether it sleeps: resume it where it was "
-            "paused on purpose, else restart it");
+        rc = ws_error_set(&se->err, EAGAIN,
+                          "it does not say whether it sleeps (vLLM: its /metrics; SGLang: the Python package "
+                          "wsync beside it): "
+                          "resume it where it was paused on purpose, else restart it");
     if (rc < 0)
         return ws_engine_step_fail(se, start, rc);
     record_way_back(se, &now);

@@ -11,6 +11,7 @@
 #include "fs/switch/quarantine.h"
 #include "fs/switch/restore.h"
 #include "fs/switch/set.h"
+#include "fs/switch/settings.h"
 #include "fs/switch/switch.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
@@ -103,9 +104,11 @@ static void record(const struct look *l, struct ws_engine *e, int rc, const stru
     if (lost)
         ws_controller_event(c, ctl, "engine-lost model=%s engine=%s why=\"%.300s\"", ctl->name, e->name,
                             ws_controller_quotable(err->text, why));
-    if (sleeps != slept)
+    if (sleeps != slept) {
+        ws_settings_save(c); /* the next daemon has to know it: it may be woken meanwhile */
         ws_controller_event(c, ctl, "%s model=%s engine=%s", sleeps ? "engine-asleep" : "engine-awake",
                             ctl->name, e->name);
+    }
     if (restarted)
         ws_controller_event(c, ctl, "engine-serves model=%s engine=%s version=%s", ctl->name, e->name,
                             now->version);

@@ -36,6 +36,8 @@ static void print_engine(const struct ws_engine *e, bool worst, FILE *f)
         fprintf(f, "broken %s\n", e->name);
     if (ws_condition_is_uncertain(&e->condition) || worst)
         fprintf(f, "doubted %s\n", e->name);
+    if (ws_condition_loses_asleep(&e->condition) || (worst && e->sleep == WS_SLEEP_LOSES))
+        fprintf(f, "asleep %s\n", e->name);
     if (worst && ws_members_draft(&e->members))
         fprintf(f, "%*s%s\n", (int)WS_DRAFT_LINE_BYTES, "", e->name);
     else if (!ws_condition_is_uncertain(&e->condition)) /* else it may have been told another one */
@@ -369,6 +371,8 @@ static bool parse_line(struct ws_control *c, struct ws_controller *ctl, const ch
         each_engine(ctl, line + 7, ws_condition_restore_broken);
     } else if (strncmp(line, "doubted ", 8) == 0) {
         each_engine(ctl, line + 8, ws_condition_restore_uncertain);
+    } else if (strncmp(line, "asleep ", 7) == 0) {
+        each_engine(ctl, line + 7, ws_condition_restore_asleep);
     } else if (strncmp(line, WS_DRAFT_WORD, strlen(WS_DRAFT_WORD)) == 0) {
         return parse_draft(ctl, line + strlen(WS_DRAFT_WORD));
     } else if (strncmp(line, "current ", 8) == 0) {

@@ -16,7 +16,7 @@ static const struct cli_option options[] = {
     {"lie", 0, NULL, "with --refuse: say that the version was loaded, and go on as before"},
     {"slow", 0, "MS", "add this many milliseconds to each load", 0, 3600000},
     {"busy", 0, "N", "refuse the first N flushes of the cache, as if requests were in the way", 0, 1000000},
-    {"die-at", 0, "STEP", "exit at a step: pause, open, load, reply, continue, adapter or draft"},
+    {"die-at", 0, "STEP", "exit at a step: pause, open, load, reply, wake, continue, adapter or draft"},
     {"max-lora-rank", 0, "R", "the largest rank of adapters that it takes (default 64); 0: it takes none", 0,
      65536},
     {"refuse-adapter", 0, "NAME",

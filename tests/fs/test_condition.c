@@ -480,6 +480,46 @@ static void test_asleep(void **state)
     check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, false);
 }
 
+/* Awake without a switch after a sleep in which it loses its weights: they are lost, unless somebody loaded others, or it
+ * keeps them; also where only the state file knows that it slept. */
+static void test_woken_without_weights(void **state)
+{
+    struct ws_condition_reports loses = vllm;
+    struct ws_condition c;
+    struct ws_engine_serving asleep = says(OLD, "", true), awake = says(OLD, "", false),
+                             other = says(NEW, "", false);
+    bool restarted;
+    (void)state;
+    loses.loses_asleep = true;
+    asleep.sleeping = asleep.reports_paused = awake.reports_paused = other.reports_paused = true;
+    make(&c, loses);
+    assert_true(ws_condition_answered(&c, &asleep, OLD, &restarted) && ws_condition_loses_asleep(&c));
+    assert_true(ws_condition_answered(&c, &awake, OLD, &restarted));
+    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, true);
+    assert_non_null(strstr(c.error, "woken without a load"));
+    assert_false(ws_condition_loses_asleep(&c) || ws_condition_is_asleep(&c));
+    assert_true(ws_condition_begin(&c)); /* the way back is a whole load of what it had */
+    ws_condition_queried(&c, &awake);
+    assert_false(ws_condition_may_run(&c) || ws_condition_may_run_on(&c) || ws_condition_may_be_patched(&c));
+    assert_string_equal(c.back_path, "/w/actor/41");
+    make(&c, loses);
+    assert_true(ws_condition_answered(&c, &asleep, OLD, &restarted));
+    assert_true(ws_condition_answered(&c, &other, NEW, &restarted));
+    check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
+    make(&c, vllm);
+    assert_true(ws_condition_answered(&c, &asleep, OLD, &restarted) && !ws_condition_loses_asleep(&c));
+    assert_true(ws_condition_answered(&c, &awake, OLD, &restarted));
+    check(&c, WS_ENGINE_SERVING, WS_WEIGHTS_SOUND, false);
+    ws_condition_init(&c, loses); /* of the next daemon */
+    ws_condition_restore_asleep(&c);
+    assert_true(ws_condition_answered(&c, &awake, OLD, &restarted));
+    check(&c, WS_ENGINE_BROKEN, WS_WEIGHTS_LOST, true);
+    make(&c, loses);
+    assert_true(ws_condition_answered(&c, &asleep, OLD, &restarted) && ws_condition_begin(&c));
+    ws_condition_queried(&c, &awake); /* it was woken just before the switch */
+    assert_int_equal(c.weights, WS_WEIGHTS_LOST);
+}
+
 static void test_refused(void **state)
 {
     struct ws_condition c, before;
@@ -664,6 +704,7 @@ int main(void)
         cmocka_unit_test(test_label_of_a_failed_load),
         cmocka_unit_test(test_sleep),
         cmocka_unit_test(test_asleep),
+        cmocka_unit_test(test_woken_without_weights),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_undone),
         cmocka_unit_test(test_drifted),

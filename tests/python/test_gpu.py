@@ -358,7 +358,11 @@ def test_sglang_embeddings(monkeypatch):
     source = types.SimpleNamespace(model_or_path="/nowhere", prefix="", model_config=None)
     assert list(sglang.weights_iterator(lambda *_: iter((("a", 1),)), None, source)) == [("a", 1)] and cleared == [1, 1]
     said = types.SimpleNamespace(internal_state={"version": "0"})
-    assert sglang.add_internal_state(said, None) is None
+    assert sglang.add_internal_state(said, None) is None and "released" not in said.internal_state["wsync"]
+    for tags in (set(), {"weights", "kv_cache"}):  # as newer and as older releases keep them
+        for scheduler in (types.SimpleNamespace(weight_updater=types.SimpleNamespace(offload_tags=tags)), types.SimpleNamespace(offload_tags=tags)):
+            sglang.add_internal_state(said, scheduler)
+            assert said.internal_state["wsync"].pop("released") == sorted(tags)
     assert said.internal_state["wsync"] == {"forgets_embeddings": True, "freezes_draft": False, "loads_draft": False, "patches": False,
                                             "process": sglang.PROCESS}
 

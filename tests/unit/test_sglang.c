@@ -23,6 +23,49 @@
 static struct ws_error err;
 static struct ws_engine_facts facts;
 
+/* What it cannot say, or what its schedulers do not agree on, is not known; a wake of that sends nothing. */
+static void test_asleep(void **state)
+{
+#define SCHEDULER(list) "{\"weight_version\":\"1\",\"wsync\":{\"released\":" list "}}"
+#define INFO(...)       "{\"internal_states\":[" __VA_ARGS__ "]}"
+    static const struct {
+        const char *info;
+        bool unknown, asleep;
+    } cases[] = {
+        {INFO(SCHEDULER("[]")), false, false},
+        {INFO(SCHEDULER("[\"kv_cache\"]") "," SCHEDULER("[\"kv_cache\"]")), false, true},
+        {INFO(SCHEDULER("[\"kv_cache\"]") "," SCHEDULER("[]")), true, false},
+        {INFO(SCHEDULER("[]") "," SCHEDULER("[\"weights\"]")), true, false},
+        {INFO(SCHEDULER("[\"a part of a later release\"]")), true, false},
+        {INFO(SCHEDULER("[1]")), true, false},
+        {INFO(SCHEDULER("null")), true, false},
+        {INFO("{\"weight_version\":\"1\"}"), true, false},
+        {"{}", true, false},
+    };
+    (void)state;
+    for (size_t i = 0; i < LENGTH(cases); i++) {
+        const struct bad_step steps[] = {{"GET /model_info", BAD_JSON, 200, INFO_OF("/m", "1")},
+                                         {"GET /server_info", BAD_JSON, 200, cases[i].info},
+                                         {"GET /server_info", BAD_JSON, 200, cases[i].info}};
+        struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+        struct ws_engine_serving now;
+        struct engine e;
+        engine_at(&e, bad_server_port(s));
+        e.target.sleep = WS_SLEEP_LOSES;
+        assert_int_equal(ws_engine_sglang.serving(&e.target, &now, &err), 0);
+        assert_int_equal(now.sleep_unknown, cases[i].unknown);
+        assert_int_equal(now.sleeping, cases[i].asleep);
+        e.target.sleeping = true;
+        if (cases[i].unknown) {
+            assert_int_equal(ws_engine_sglang.load(&e.target, engine_two, "2", &err), -EAGAIN);
+            assert_non_null(strstr(err.text, "which parts of its memory are released"));
+        }
+        bad_server_stop(s);
+    }
+#undef SCHEDULER
+#undef INFO
+}
+
 static void test_switch_by_every_pause_mode(void **state)
 {
     struct engine e;
@@ -466,6 +509,7 @@ static void test_sglang_with_images(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        TEST(test_asleep),
         TEST(test_switch_by_every_pause_mode),
         TEST(test_weights_outlive_the_folder),
         TEST(test_refused_version),

@@ -248,7 +248,8 @@ void ws_reference_add_checksums(struct ws_reference *r, json_t *reply)
 
 static int check_options(const struct ws_reference_options *o, struct ws_error *err)
 {
-    static const char *const steps[] = {"pause", "open", "load", "reply", "continue", "adapter", "draft"};
+    static const char *const steps[] = {"pause", "open",     "load",    "reply",
+                                        "wake",  "continue", "adapter", "draft"};
 
     if (o->api && strcmp(o->api, "sglang") != 0 && strcmp(o->api, "vllm") != 0)
         return ws_error_set(err, EINVAL, "'%s' is no API that it can speak: sglang or vllm", o->api);

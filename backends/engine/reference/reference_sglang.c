@@ -44,6 +44,13 @@ static void load(struct ws_reference *r, const char *path, const char *version, 
     struct ws_error err = {0};
     char message[WS_ERROR_TEXT + 64];
     bool in_place;
+    pthread_mutex_lock(&r->pause_lock);
+    const bool gone = r->weights_asleep;
+    pthread_mutex_unlock(&r->pause_lock);
+    if (gone) {
+        ws_log(WS_LOG_WARN, "engine", "dies of a load into memory that it has released");
+        _exit(1);
+    }
     int rc = ws_reference_load(r, path, version, &err);
 
     if (rc && rc != -ENOENT && r->realistic) {
@@ -210,6 +217,88 @@ static void ready(void *self, struct ws_http_incoming *in, struct ws_http_answer
     a->text = strdup("");
 }
 
+/* --- memory that it has released --- */
+
+/* What the parts are called, and where each is kept. */
+#define N_PARTS 3
+static bool *part(struct ws_reference *r, size_t i, const char **name)
+{
+    static const char *const names[N_PARTS] = {"cuda_graph", "weights", "kv_cache"};
+    bool *const asleep[N_PARTS] = {&r->graphs_asleep, &r->weights_asleep, &r->cache_asleep};
+    *name = names[i];
+    return asleep[i];
+}
+
+static bool is_asleep(struct ws_reference *r)
+{
+    pthread_mutex_lock(&r->pause_lock);
+    const bool asleep = r->graphs_asleep || r->weights_asleep || r->cache_asleep;
+    pthread_mutex_unlock(&r->pause_lock);
+    return asleep;
+}
+
+static json_t *released(struct ws_reference *r)
+{
+    json_t *tags = json_array();
+    const char *name;
+    pthread_mutex_lock(&r->pause_lock);
+    for (size_t i = 0; i < N_PARTS; i++)
+        if (*part(r, i, &name))
+            json_array_append_new(tags, json_string(name));
+    pthread_mutex_unlock(&r->pause_lock);
+    return tags;
+}
+
+/* No tags: all. */
+static bool has_tag(const json_t *tags, const char *name)
+{
+    const json_t *one;
+    size_t i;
+    json_array_foreach(tags, i, one)
+    {
+        if (json_is_string(one) && strcmp(json_string_value(one), name) == 0)
+            return true;
+    }
+    return json_array_size(tags) == 0;
+}
+
+/* Without --enable-weights-cpu-backup, so that its weights are undefined from then on. */
+static void release_memory(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
+{
+    struct ws_reference *r = self;
+    const json_t *tags = json_object_get(in->json, "tags");
+    const char *name;
+    pthread_mutex_lock(&r->pause_lock);
+    for (size_t i = 0; i < N_PARTS; i++) {
+        bool *asleep = part(r, i, &name);
+        *asleep = *asleep || has_tag(tags, name);
+    }
+    pthread_mutex_unlock(&r->pause_lock);
+    if (has_tag(tags, "weights"))
+        ws_reference_lose_weights(r);
+    a->text = strdup("null");
+}
+
+/* A part that it has not released ends its scheduler, and with it the server. */
+static void resume_memory(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
+{
+    struct ws_reference *r = self;
+    const json_t *tags = json_object_get(in->json, "tags");
+    const char *name;
+    ws_reference_die_if(r, "wake");
+    pthread_mutex_lock(&r->pause_lock);
+    for (size_t i = 0; i < N_PARTS; i++) {
+        bool *asleep = part(r, i, &name);
+        if (has_tag(tags, name) && !*asleep) {
+            ws_log(WS_LOG_WARN, "engine", "dies of a wake, as the real server does: it has its %s", name);
+            _exit(1);
+        }
+        *asleep = *asleep && !has_tag(tags, name);
+    }
+    pthread_mutex_unlock(&r->pause_lock);
+    a->text = strdup("null");
+}
+
 /* Waits while paused, as the real server's requests do; generates nothing and says so. */
 static void generate(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
@@ -222,6 +311,14 @@ static void generate(void *self, struct ws_http_incoming *in, struct ws_http_ans
         return;
     }
     bool served = ws_reference_wait(r);
+    if (is_asleep(r)) {
+        a->status = 500;
+        a->json = json_pack("{s:{s:s}}", "error", "message", "the memory that a request needs is released");
+        if (adapter)
+            ws_reference_adapter_done(r, name);
+        json_decref(adapter);
+        return;
+    }
     json_t *stale = ws_reference_use_caches(r);
     pthread_rwlock_rdlock(&r->weights_lock);
     a->json =
@@ -317,9 +414,9 @@ static void server_info(void *self, struct ws_http_incoming *in, struct ws_http_
     snprintf(process, sizeof(process), "%" PRIu64, r->started_ns);
     if (r->transfers || r->patches.workers)
         json_object_set_new(state, "wsync",
-                            json_pack("{s:b, s:b, s:b, s:b, s:s}", "forgets_embeddings", 1, "freezes_draft",
-                                      1, "loads_draft", 1, "patches", r->patches.workers > 0, "process",
-                                      process));
+                            json_pack("{s:b, s:b, s:b, s:b, s:s, s:o}", "forgets_embeddings", 1,
+                                      "freezes_draft", 1, "loads_draft", 1, "patches", r->patches.workers > 0,
+                                      "process", process, "released", released(r)));
     a->json = json_pack("{s:s, s:s, s:s, s:s, s:i, s:b, s:i, s:s?, s:s?, s:[o]}", "version", "0.5.23",
                         "model_path", r->start_path, "weight_version", "default", "load_format",
                         r->load_format ? r->load_format : "auto", "tokenizer_worker_num", (int)r->workers,
@@ -350,6 +447,8 @@ const struct ws_http_route ws_reference_sglang_routes[] = {
     WS_HTTP_ROUTE(WS_HTTP_GET, "/server_info", READ, server_info),
     WS_HTTP_ROUTE(WS_HTTP_POST, "/hicache/storage-backend/clear", READ, clear_external),
     WS_HTTP_ROUTE(WS_HTTP_GET | WS_HTTP_POST, "/clear_hicache_storage_backend", READ, clear_external),
+    WS_HTTP_ROUTE(WS_HTTP_GET | WS_HTTP_POST, "/release_memory_occupation", READ, release_memory),
+    WS_HTTP_ROUTE(WS_HTTP_GET | WS_HTTP_POST, "/resume_memory_occupation", READ, resume_memory),
     WS_HTTP_ROUTE(WS_HTTP_POST, "/generate", READ, generate),
     WS_HTTP_ROUTE(WS_HTTP_GET, "/v1/models", READ, models),
     WS_HTTP_ROUTE(WS_HTTP_POST, "/load_lora_adapter", READ, load_lora_adapter),

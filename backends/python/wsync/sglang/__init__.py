@@ -88,12 +88,16 @@ def clear_embeddings() -> None:
             cache.clear()
 
 
-def add_internal_state(said: Any, *_: Any, **__: Any) -> None:
+def add_internal_state(said: Any, scheduler: Any = None, *_: Any, **__: Any) -> None:
     """Hook after SGLang's get_internal_state, which /server_info shows."""
     state = getattr(said, "internal_state", None)
     if isinstance(state, dict):
         state["wsync"] = {"forgets_embeddings": True, "freezes_draft": _has(UPDATE), "loads_draft": _has(UPDATE) and _has(LOAD) and _has(MANIFEST),
                           "patches": _has(_patch.CHECK) and _has(LOAD) and _has(MANIFEST), "process": PROCESS}
+        # Newer releases keep what is released in the scheduler's weight_updater; a release that keeps it elsewhere says nothing.
+        released = getattr(getattr(scheduler, "weight_updater", scheduler), "offload_tags", None)
+        if isinstance(released, (set, frozenset)):
+            state["wsync"]["released"] = sorted(released)
 
 
 def _has(member: str) -> bool:
