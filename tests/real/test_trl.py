@@ -109,10 +109,12 @@ def attention(module, query, key, value, attention_mask, scaling=None, **_):
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling).transpose(1, 2), None
 
 
-def asynchronous(place, monkeypatch, transfer, steps=2):
+def asynchronous(place, monkeypatch, transfer):
     monkeypatch.setattr(packing, "tree_attention", attention)
+    monkeypatch.setattr(async_grpo_trainer.VLLMClient, "get_max_model_len", lambda _: 64)  # the reference engine has none
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: 1e12)  # asks a GPU's name
-    args = AsyncGRPOConfig(output_dir=unique("out"), max_steps=steps, num_generations=2, max_staleness=100, dtype="float32", **COMMON)
+    args = AsyncGRPOConfig(output_dir=unique("out"), max_steps=2, num_generations=2, max_staleness=100, dtype="float32",
+                           vllm_server_base_url=transfer.engine.url, vllm_server_timeout=10, **COMMON)
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": text}]} for text in ("one", "two")])
     return AsyncGRPOTrainer(place.start, reward_funcs=lambda **_: [0.0], args=args, train_dataset=rows, processing_class=tokenizer(),
                             rollout_worker=Rollouts(), weight_transfer=transfer)

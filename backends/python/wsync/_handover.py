@@ -26,10 +26,14 @@ class Sender:
     def announce(self) -> dict[str, Any]:
         """Numbers the version that the next ``send`` publishes, and says what its receivers must be told; plain data. A version that was
         announced and never sent is skipped."""
-        self._opened()
+        self.open()
         told = self.coming()
         self.version += 1
         return told
+
+    def open(self) -> None:
+        """Finds or starts the agent and registers with it, which ``announce`` does too."""
+        self._opened()
 
     def coming(self) -> dict[str, Any]:
         """What the next ``announce`` will say, without an agent's start: for processes that do not know yet which of them sends."""
