@@ -11,7 +11,7 @@ import pytest
 
 from ground import need
 from package import package
-from world import Agent, Engine, Mount, tensors_of, unique
+from world import Agent, Engine, Mount, free_port, tensors_of, unique
 
 sys.path.insert(0, package())
 need("trl")
@@ -224,8 +224,9 @@ def test_transfer_says_what_is_missing(place, monkeypatch):
     with pytest.raises(wsync.Error, match="127.0.0.1:9"):
         transfer.init_weight_transfer()
     transfer.destroy()
-    engine = Engine(place.mount.file("actor", 1), api="vllm")
-    transfer, taken = wsync.trl.WeightTransfer(engine.url, mount=place.mount.path, timeout=30), []
+    port, taken = free_port(), []
+    transfer = wsync.trl.WeightTransfer(f"http://127.0.0.1:{port}", mount=place.mount.path, timeout=30)
+    engine = Engine(place.mount.file("actor", 1), "--refuse", f"2@{transfer._sender.run}", api="vllm", port=port)
 
     def pairs():
         for name in ("a.weight", "b.weight"):
@@ -233,9 +234,22 @@ def test_transfer_says_what_is_missing(place, monkeypatch):
             yield name, torch.ones(4)
 
     transfer.init_weight_transfer()
-    with pytest.raises(wsync.Error, match="reload"):  # of other tensors than it has
+    with pytest.raises(wsync.Error, match="Refused.*left paused"):
         transfer.send_weights(pairs())
-    assert taken == ["a.weight", "b.weight"]
+    assert taken == ["a.weight", "b.weight"] and engine.serves() == "1"
+    try:
+        second = wsync.trl.WeightTransfer(engine.url, mount=place.mount.path, timeout=30)
+        second.init_weight_transfer()
+        second.send_weights(pairs())
+        print("SECOND sent")
+    except Exception as e:
+        print("SECOND", repr(e))
+    try:
+        transfer.send_weights(pairs())
+        print("FIRST sent")
+    except Exception as e:
+        print("FIRST", repr(e))
+    taken.clear()
     monkeypatch.setattr(transfer._receiver, "opened", lambda told: wsync.Mount(None, None, "memory"))
     with pytest.raises(wsync.Error, match="nothing can be mounted here.*follow-published"):
         transfer.init_weight_transfer()
