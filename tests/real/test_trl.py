@@ -238,7 +238,7 @@ def test_transfer_says_what_is_missing(place, monkeypatch):
         transfer.send_weights(pairs())
     assert taken == ["a.weight", "b.weight"] and engine.is_paused()
     with pytest.raises(wsync.Error, match="publishes actor already"):
-        wsync.trl.WeightTransfer(engine.url, mount=place.mount.path).init_weight_transfer()
+        wsync.trl.WeightTransfer(engine.url, mount=place.mount.path).send_weights(pairs())
     transfer.send_weights(pairs())  # the next load repairs what the refused one left
     assert engine.serves() == "3" and not engine.is_paused()
     taken.clear()
