@@ -20,15 +20,28 @@ class Sender:
 
     def __init__(self, model: str, **options: Any):
         self.model, self.run, self.version = model, secrets.token_hex(8), 0
-        self._options, self._layout = options, None
+        self._options, self._layout, self._agent = options, None, options.get("agent")
         self._pub: Optional[Publisher] = None
 
     def announce(self) -> dict[str, Any]:
         """Numbers the version that the next ``send`` publishes, and says what its receivers must be told; plain data. A version that was
         announced and never sent is skipped."""
-        self._opened()
+        self.open()
+        told = self.coming()
         self.version += 1
-        return {"model": self.model, "version": self.version, "run": self.run, "agent": self._agent, "host": _host()}
+        return told
+
+    def open(self) -> None:
+        """Finds or starts the agent and registers with it, which ``announce`` does too."""
+        self._opened()
+
+    def coming(self) -> dict[str, Any]:
+        """What the next ``announce`` will say, without an agent's start: for processes that do not know yet which of them sends."""
+        return {"model": self.model, "version": self.version + 1, "run": self.run, "agent": self._agent, "host": _host()}
+
+    def wait_loaded(self, timeout: float) -> None:
+        """Until the engines of all mounts serve what was sent last. Timeout, which names those that are missing."""
+        self._opened().wait_loaded(self.version, timeout=timeout)
 
     def send(self, pairs: Iterable[tuple[str, Any]]) -> None:
         """Publishes the tensors; returns when receivers can have them and the tensors may change. All of pairs is taken, also after an
@@ -76,12 +89,12 @@ class Receiver:
         """Yields (name, tensor) of the version that a sender's ``announce`` told of, once it is there. Tensors are views of the mount's
         memory and stay valid (torch's, where the program has imported it; who changes them changes
         a copy). Timeout."""
-        version = f"{told['version']}@{told['run']}"
-        with Weights(self._opened(told).files(told["model"], version, timeout)) as weights:
+        with Weights(self.opened(told).files(told["model"], name_of(told), timeout)) as weights:
             for name in weights:
                 yield name, weights[name]
 
-    def _opened(self, told: dict[str, Any]) -> Mount:
+    def opened(self, told: dict[str, Any]) -> Mount:
+        """The mount in which what was told of appears."""
         if self._mount is None:
             source = self._source or (told["agent"] if told["host"] == _host() else None)
             self._mount = mount(source, self._path)
@@ -91,6 +104,11 @@ class Receiver:
         found, self._mount = self._mount, None
         if found is not None:
             found.close()
+
+
+def name_of(told: dict[str, Any]) -> str:
+    """An announced version's name in mounts and in engines."""
+    return f"{told['version']}@{told['run']}"
 
 
 def _host() -> str:
