@@ -75,3 +75,19 @@ def test_agent_that_is_gone():
     agent.kill()
     code, said = fleet(agent)
     assert code == 1 and said[0][1] == "broken", said
+
+
+def test_stale_token():
+    "a mount that sends the token which a killed agent left is told the file, and that it may be stale"
+    before = Agent(makes_token=True)
+    port = before.port
+    before.kill()
+    left = f"/run/wsync/{port}.token"
+    at_end(lambda: os.unlink(left))
+    token = unique("token")
+    with open(token, "w") as f:
+        f.write("the-token-of-another-agent\n")
+    agent = Agent("--token-file", token, port=port)
+    mount = Mount(agent.url)
+    wait_for(lambda: left in mount.text("status"), "the mount's error", 60)
+    assert "may have left" in mount.text("status") and "the-token" not in mount.text("status"), mount.text("status")

@@ -228,7 +228,6 @@ static int retire(struct ws_agent *a, struct ws_slot *s)
     if (s->n_leases > 0 || ws_slot_idle(s) == -EBUSY)
         return -EBUSY; /* stays retired: it is tried again by the next version */
     ws_slot_clear(s);
-    s->begun_ns = ws_clock_day_ns();
     s->state = WS_SLOT_WRITING;
     return 0;
 }
