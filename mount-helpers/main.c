@@ -9,10 +9,11 @@
 #include <string.h>
 
 static const struct cli_command *const commands[] = {
-    &cmd_agent,   &cmd_publish, &cmd_mount,    &cmd_umount, &cmd_export, &cmd_ls,     &cmd_status,
-    &cmd_events,  &cmd_load,    &cmd_release,  &cmd_sync,   &cmd_pull,   &cmd_wait,   &cmd_verify,
-    &cmd_inspect, &cmd_diff,    &cmd_save,     &cmd_engine, &cmd_bench,  &cmd_doctor, &cmd_key,
-    &cmd_token,   &cmd_model,   &cmd_topology, &cmd_derive, &cmd_share,  NULL,
+    &cmd_agent,  &cmd_publish, &cmd_mount,   &cmd_umount,  &cmd_export, &cmd_ls,
+    &cmd_status, &cmd_events,  &cmd_load,    &cmd_release, &cmd_sync,   &cmd_pull,
+    &cmd_wait,   &cmd_verify,  &cmd_inspect, &cmd_diff,    &cmd_save,   &cmd_engine,
+    &cmd_bench,  &cmd_doctor,  &cmd_key,     &cmd_token,   &cmd_model,  &cmd_topology,
+    &cmd_derive, &cmd_share,   &cmd_why,     &cmd_support, NULL,
 };
 
 static const struct cli_command *find(const char *name)

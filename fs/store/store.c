@@ -458,6 +458,7 @@ void ws_store_stats(struct ws_store *s, struct ws_store_stats *out)
     ws_pool_stats(s->pool, &pool);
     out->cache_bytes = s->options.cache_bytes;
     out->moved_bytes = atomic_load(&s->moved_bytes);
+    out->link_bytes_s = (uint64_t)atomic_load(&s->speeds.link);
     out->on_demand_bytes = atomic_load(&s->on_demand_bytes);
     out->bad_blocks = atomic_load(&s->bad_blocks);
     out->retries = atomic_load(&s->retries);

@@ -389,6 +389,7 @@ size_t ws_store_sources(struct ws_store *s, struct ws_source_info *out, size_t m
 struct ws_store_stats {
     uint64_t cache_bytes, used_bytes, waiting_bytes; /* waiting: dropped, still mapped by a reader */
     uint64_t moved_bytes, bad_blocks, pulls_ok, pulls_failed, retries;
+    uint64_t link_bytes_s;    /* measured; 0: not yet */
     uint64_t on_demand_bytes; /* of moved_bytes: blocks that were fetched for a read alone */
 };
 void ws_store_stats(struct ws_store *s, struct ws_store_stats *out);

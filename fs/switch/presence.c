@@ -1,4 +1,5 @@
 #include "fs/switch/presence.h"
+#include "fs/switch/machine.h"
 
 #define LEAVE_MS 1000
 
@@ -39,6 +40,8 @@ void ws_presence_post(struct ws_control *c, struct ws_controller *ctl, struct ws
     json_t *body =
         json_pack("{s:s,s:b,s:i,s:i,s:I}", "mount", c->mount_id, "follows", (int)follows, "engines",
                   (int)n.engines, "serving", (int)n.serving, "release", (json_int_t)release);
+    if (body)
+        json_object_set_new(body, "machine", ws_machine_json(c->store));
     if (body && v) {
         json_object_set_new(body, "version", json_integer((json_int_t)ws_version_number(v)));
         json_object_set_new(body, "run", json_string(ws_version_lineage(v)));

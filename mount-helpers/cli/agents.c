@@ -9,7 +9,7 @@
 
 #define SLEEP_MS 50
 
-struct ws_source *agents_open(const struct cli_args *args, unsigned reply_s)
+struct ws_source *agents_open_at(const struct cli_args *args, const char *url, unsigned reply_s)
 {
     char *token = cli_has(args, "token-file") ? cli_read_token(cli_get(args, "token-file")) : NULL;
     struct ws_ipc_account account = {0};
@@ -26,11 +26,16 @@ struct ws_source *agents_open(const struct cli_args *args, unsigned reply_s)
                                               .cert_file = cli_get(args, "cert-file"),
                                               .key_file = cli_get(args, "key-file")};
     struct ws_source *s;
-    int rc = ws_source_open(ws_agent_address(cli_get(args, "agent")), &options, &s, &err);
+    int rc = ws_source_open(url, &options, &s, &err);
     ws_secret_free(token);
     if (rc < 0)
         exit(cli_usage("%s", err.text));
     return s;
+}
+
+struct ws_source *agents_open(const struct cli_args *args, unsigned reply_s)
+{
+    return agents_open_at(args, ws_agent_address(cli_get(args, "agent")), reply_s);
 }
 
 int agents_call(struct ws_source *agent, const char *method, const char *path, const json_t *body,

@@ -22,6 +22,8 @@
 /* Opened without waiting for it; exits with a sentence when the URL is none. reply_s: how long an answer may take;
  * 0: as long as any. */
 struct ws_source *agents_open(const struct cli_args *args, unsigned reply_s);
+struct ws_source *agents_open_at(const struct cli_args *args, const char *url,
+                                 unsigned reply_s); /* that URL */
 /* As ws_source_call; where the agent cannot be reached, or does not answer, err says what to look at. */
 WS_MUST_USE int agents_call(struct ws_source *agent, const char *method, const char *path, const json_t *body,
                             json_t **reply, struct ws_error *err);

@@ -45,7 +45,7 @@ struct cli_command {
 extern const struct cli_command cmd_agent, cmd_publish, cmd_mount, cmd_umount, cmd_export, cmd_ls, cmd_status,
     cmd_events, cmd_load, cmd_release, cmd_sync, cmd_pull, cmd_wait, cmd_verify, cmd_inspect, cmd_diff,
     cmd_save, cmd_engine, cmd_bench, cmd_doctor, cmd_key, cmd_token, cmd_model, cmd_topology, cmd_derive,
-    cmd_share;
+    cmd_why, cmd_support, cmd_share;
 
 /* Last value of an option, or NULL; all values with cli_nth. Switches give "". */
 const char *cli_get(const struct cli_args *args, const char *option);

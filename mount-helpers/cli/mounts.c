@@ -93,17 +93,20 @@ const char *mounts_named(const struct cli_args *args)
     return named && *named ? named : NULL;
 }
 
-const char *mounts_pick(const struct cli_args *args)
+const char *mounts_at(const char *named)
 {
     static char mount[PATH_MAX];
     char below[PATH_MAX];
-    const char *named = mounts_named(args);
-    if (named) {
-        if (!mounts_find(named, mount, below) || below[0])
-            exit(cli_fail("%s is not a wsync mount; 'findmnt -t fuse.wsync' lists those of this machine",
-                          named));
-        return mount;
-    }
+    if (!mounts_find(named, mount, below) || below[0])
+        exit(cli_fail("%s is not a wsync mount; 'findmnt -t fuse.wsync' lists those of this machine", named));
+    return mount;
+}
+
+const char *mounts_pick(const struct cli_args *args)
+{
+    static char mount[PATH_MAX];
+    if (mounts_named(args))
+        return mounts_at(mounts_named(args));
     struct tally t = {0};
     each_mount(count_mount, &t);
     if (t.n == 0)

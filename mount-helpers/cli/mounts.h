@@ -8,6 +8,7 @@
 /* The mount that --mount, $WSYNC_MOUNT or the only wsync mount of /proc/self/mounts names; exits
  * with a sentence when there is none, when what is named is none, or when it is not clear which. */
 const char *mounts_pick(const struct cli_args *args);
+const char *mounts_at(const char *named); /* the mount of that folder; exits where it is none */
 /* The same for a command of the words [DIR|DIR/MODEL] [MODEL]: a word with a slash names the mount, or the
  * folder of a model on it. *model is NULL where none is named; exits where the word can be no model's name. */
 const char *mounts_pick_model(const struct cli_args *args, const char **model);

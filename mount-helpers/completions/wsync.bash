@@ -7,7 +7,7 @@ _wsync()
     elif [[ $cur == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(wsync help "$command" 2>/dev/null | grep -o -- '--[a-z-]*')" -- "$cur")
     elif [[ $command == doctor ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "gpu" -- "$cur")
+        mapfile -t COMPREPLY < <(compgen -W "gpu ucx" -- "$cur")
     elif [[ $command == token ]] && ((COMP_CWORD == 2)); then
         mapfile -t COMPREPLY < <(compgen -W "add list remove" -- "$cur")
     elif [[ $command == model ]] && ((COMP_CWORD == 2)); then

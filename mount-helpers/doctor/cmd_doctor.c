@@ -14,6 +14,7 @@
 
 static const struct cli_option options[] = {
     AGENTS_OPTIONS,
+    {"fleet", 0, NULL, "the mounts of the agent, those that hold the others back first"},
     {"timeout", 0, "SECONDS", "longest time for all of it; default 120", 1, CLI_MAX_SECONDS},
     {"json", 'j', NULL, "print JSON"},
     {0},
@@ -72,7 +73,11 @@ static int run(const struct cli_args *args)
     const bool ucx = topic && strcmp(topic, "ucx") == 0;
     if (topic && !ucx && strcmp(topic, "gpu") != 0)
         return cli_usage("there is no topic '%s'; there are gpu and ucx", topic);
-    if (ucx) {
+    if (topic && cli_has(args, "fleet"))
+        return cli_usage("--fleet asks the agent, and %s looks at this machine: one of them", topic);
+    if (cli_has(args, "fleet")) {
+        doctor_fleet(&d, args);
+    } else if (ucx) {
         doctor_probe(&d, &(struct doctor_probe){"UCX", "UCX and its fabric", TOPIC_S, .run = look_at_ucx});
     } else if (topic) {
         doctor_probe(
@@ -92,7 +97,7 @@ static int run(const struct cli_args *args)
 const struct cli_command cmd_doctor = {
     .name = "doctor",
     .summary = "say what this machine has for wsync, and what of it is broken",
-    .synopsis = "[OPTIONS] [gpu|ucx]",
+    .synopsis = "[OPTIONS] [gpu|ucx]\n[OPTIONS] --fleet",
     .description =
         "Without a topic: the kernel and how a mount's files can be read, libfuse, memory and its "
         "limits, the agent; who can read the mounts of this host, the agent's socket and its port; "
@@ -101,6 +106,13 @@ const struct cli_command cmd_doctor = {
         "with its speed, "
         "namespaces, and for each strategy whether it would be used, or why not. "
         "ucx: UCX's release, variables and transports, RDMA devices, and whether bytes come through.\n\n"
+        "--fleet: what the agent (--agent) knows of its mounts, a line for each model and mount: first those "
+        "that are "
+        "silent, failed, or work on a release; then by measured speed, the slowest first. A mount says its "
+        "version "
+        "of wsync, kernel, memory, cache, first source and its error, speed, MTU and clock, when it last had "
+        "news for the "
+        "agent; a mount of 0.1 says none of it. The agent has 20 s.\n\n"
         "A line says ok; note: it is not there, or there could be more, which is no failure; or "
         "broken: it is there "
         "and does not work. The exit status is 1 when something is broken. Each check has its own time, 5 s "
@@ -109,7 +121,8 @@ const struct cli_command cmd_doctor = {
         "MiB "
         "of memory, and of a "
         "device, for a moment.",
-    .examples = "wsync doctor\nwsync doctor gpu\nwsync doctor ucx\nwsync doctor gpu --json | jq -r "
+    .examples = "wsync doctor\nwsync doctor --fleet --agent https://trainer:18861\nwsync doctor gpu\nwsync "
+                "doctor ucx\nwsync doctor gpu --json | jq -r "
                 "'.checks[] | select(.state "
                 "!= \"ok\") | .text'",
     .options = options,

@@ -23,8 +23,9 @@ struct doctor {
 __attribute__((format(printf, 4, 5))) void doctor_say(struct doctor *d, enum doctor_state state,
                                                       const char *name, const char *format, ...);
 
-/* doctor_machine.c, doctor_access.c, doctor_adapters.c, doctor_gpu.c, doctor_ucx.c */
+/* doctor_machine.c, doctor_access.c, doctor_adapters.c, doctor_gpu.c, doctor_ucx.c, doctor_fleet.c */
 void doctor_machine(struct doctor *d, const struct cli_args *args);
+void doctor_fleet(struct doctor *d, const struct cli_args *args);
 void doctor_access(struct doctor *d, const struct cli_args *args);
 void doctor_adapters(struct doctor *d, const char *mount);
 void doctor_gpu(struct doctor *d);

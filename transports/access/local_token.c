@@ -156,16 +156,33 @@ void ws_local_token_end(const char *path, int held)
     close(held);
 }
 
-bool ws_local_token_find(const char *url, char secret[WS_TOKEN_SECRET_CHARS + 1], uid_t *owner)
+/* ws_local_token_find, with the file that has the token. */
+static bool find(const char *url, char secret[WS_TOKEN_SECRET_CHARS + 1], uid_t *owner,
+                 char path[WS_LOCAL_TOKEN_PATH + 16])
 {
-    char folder[WS_LOCAL_TOKEN_PATH], path[WS_LOCAL_TOKEN_PATH + 16];
+    char folder[WS_LOCAL_TOKEN_PATH];
     unsigned port;
     if (!ws_loopback_port(url, &port) || !ws_loopback_owner(url, port, owner))
         return false;
     for (unsigned i = 0; folder_of(*owner, i, folder); i++) {
-        snprintf(path, sizeof(path), "%s/%u.token", folder, port);
+        snprintf(path, WS_LOCAL_TOKEN_PATH + 16, "%s/%u.token", folder, port);
         if (check_folder(folder, *owner, NULL) == 0 && read_token(path, *owner, secret))
             return true;
     }
     return false;
+}
+
+bool ws_local_token_find(const char *url, char secret[WS_TOKEN_SECRET_CHARS + 1], uid_t *owner)
+{
+    char path[WS_LOCAL_TOKEN_PATH + 16];
+    return find(url, secret, owner, path);
+}
+
+bool ws_local_token_file(const char *url, char path[WS_LOCAL_TOKEN_PATH + 16])
+{
+    char secret[WS_TOKEN_SECRET_CHARS + 1];
+    uid_t owner;
+    const bool found = find(url, secret, &owner, path);
+    sodium_memzero(secret, sizeof(secret));
+    return found;
 }

@@ -154,6 +154,15 @@ bool ws_tcp_headers_refused(struct ws_tcp_headers *h, const struct curl_slist *s
     return now && now != sent;
 }
 
+bool ws_tcp_headers_found(struct ws_tcp_headers *h, const struct curl_slist *sent,
+                          char path[WS_LOCAL_TOKEN_PATH + 16])
+{
+    pthread_mutex_lock(&h->lock);
+    const bool is_found = sent && h->url && !h->is_given;
+    pthread_mutex_unlock(&h->lock);
+    return is_found && ws_local_token_file(h->url, path);
+}
+
 void ws_tcp_headers_blank(struct ws_tcp_headers *h, char *text)
 {
     pthread_mutex_lock(&h->lock);

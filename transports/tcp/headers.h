@@ -5,6 +5,7 @@
 #ifndef WS_TRANSPORTS_TCP_HEADERS_H
 #define WS_TRANSPORTS_TCP_HEADERS_H
 #include "transports/access/bearer.h"
+#include "transports/access/local_token.h"
 #include "transports/access/token_hash.h"
 #include "transports/base/error.h"
 #include <curl/curl.h>
@@ -49,5 +50,8 @@ void ws_tcp_headers_blank(struct ws_tcp_headers *h,
 /* The source answered 401 to a request with these headers (of ws_tcp_headers_now). Is there another token by now, with
  * which it may be repeated? */
 bool ws_tcp_headers_refused(struct ws_tcp_headers *h, const struct curl_slist *sent);
+/* Was the token of these headers found in a file of this host's, and in which? */
+bool ws_tcp_headers_found(struct ws_tcp_headers *h, const struct curl_slist *sent,
+                          char path[WS_LOCAL_TOKEN_PATH + 16]);
 
 #endif

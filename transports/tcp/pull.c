@@ -120,7 +120,7 @@ int ws_tcp_status_error(struct ws_source *source, const char *url, long status,
 {
     if (status == 401 && ws_tcp_headers_refused(&((struct ws_tcp_source *)source)->headers, sent))
         return ws_error_set(err, ECONNRESET, "%s takes another token by now, which is sent next", url);
-    char unsaid[200];
+    char unsaid[200], hint[WS_LOCAL_TOKEN_PATH + 200] = "", file[WS_LOCAL_TOKEN_PATH + 16];
     json_t *o = body->bytes.ptr && ws_json_is_modest(body->bytes.ptr, body->bytes.len)
                     ? json_loadb(body->bytes.ptr, body->bytes.len, 0, NULL)
                     : NULL;
@@ -135,7 +135,13 @@ int ws_tcp_status_error(struct ws_source *source, const char *url, long status,
         code = EPROTO;
     if (!text)
         say_who_answers(source->url, unsaid, sizeof(unsaid));
-    ws_error_set(err, code, "%s answered %ld: %.600s", url, status, text ? text : unsaid);
+    if (status == 401 && ws_tcp_headers_found(&((struct ws_tcp_source *)source)->headers, sent, file))
+        snprintf(hint, sizeof(hint),
+                 "; sent was the token of %s, which an agent that was killed may have left: if so, remove "
+                 "that file, "
+                 "and give token-file= with this agent's",
+                 file);
+    ws_error_set(err, code, "%s answered %ld: %.600s%s", url, status, text ? text : unsaid, hint);
     json_decref(o);
     return -code;
 }

@@ -18,6 +18,7 @@
     _(gpu)                                                                                                   \
     _(astraflow)                                                                                             \
     _(ucx)                                                                                                   \
+    _(story)                                                                                                 \
     _(broadcast)                                                                                             \
     _(topology)                                                                                              \
     _(group)                                                                                                 \

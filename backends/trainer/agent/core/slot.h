@@ -45,7 +45,8 @@ struct ws_slot_lease {
 
 struct ws_slot {
     enum ws_slot_state state;
-    uint64_t id; /* of its regions: changes before any of them is exchanged */
+    uint64_t begun_ns; /* the time of day when ranks began the version that it has; 0: they did not */
+    uint64_t id;       /* of its regions: changes before any of them is exchanged */
     uint64_t version;
     char lineage[WS_LINEAGE_CHARS + 1];
     char placement_id[33];               /* of what the regions hold */

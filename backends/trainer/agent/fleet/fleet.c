@@ -1,5 +1,6 @@
 /* Fleet: what mounts report, and what follows from it for releases (fleet.h). */
 #include "backends/trainer/agent/fleet/fleet.h"
+#include "backends/trainer/agent/fleet/machine.h"
 #include "transports/base/clock.h"
 #include "transports/base/name.h"
 #include "transports/base/text.h"
@@ -89,6 +90,7 @@ static void remove_at(struct ws_fleet *f, struct ws_fleet_mount **at)
     struct ws_fleet_mount *m = *at;
     *at = m->next;
     f->n--;
+    json_decref(m->machine);
     free(m->mount_id);
     free(m);
 }
@@ -200,6 +202,13 @@ static void record_end(const struct ws_fleet *f, struct ws_fleet_mount *m, const
 {
     if (f->release && ws_version_id_equal(&f->released, to))
         m->in_transition = false;
+}
+
+void ws_fleet_record_machine(struct ws_fleet_mount *m, const json_t *said, uint64_t now_ns, uint64_t day_ns)
+{
+    json_decref(m->machine);
+    m->machine = ws_machine_take(said, day_ns);
+    m->machine_ns = now_ns;
 }
 
 void ws_fleet_record_prepared(struct ws_fleet_mount *m, const struct ws_version_id *to)
@@ -315,6 +324,11 @@ json_t *ws_fleet_json(const struct ws_fleet *f, uint64_t now_ns)
                       version_id_json(&m->failed), "error", m->failed.lineage[0] ? m->error : "");
         if (m->owner[0])
             json_object_set_new(one, "identity", json_string(m->owner));
+        if (m->machine)
+            json_object_set_new(one, "machine", json_deep_copy(m->machine));
+        if (m->machine)
+            json_object_set_new(one, "machine_age",
+                                json_integer((json_int_t)((now_ns - m->machine_ns) / WS_SECOND_NS)));
         json_array_append_new(all, one);
     }
     return all;
@@ -325,6 +339,7 @@ void ws_fleet_clear(struct ws_fleet *f)
     while (f->mounts) {
         struct ws_fleet_mount *m = f->mounts;
         f->mounts = m->next;
+        json_decref(m->machine);
         free(m->mount_id);
         free(m);
     }

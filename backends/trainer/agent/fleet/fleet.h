@@ -33,7 +33,9 @@ struct ws_fleet_mount {
     struct ws_version_id prepared[WS_FLEET_REPORTS], fetched[WS_FLEET_REPORTS]; /* the last ones, in turn */
     unsigned next_prepared, next_fetched;
     char error[WS_ERROR_TEXT]; /* of failed */
-    uint64_t failed_release;   /* of failed: which asked for it; 0: the mount did not say */
+    json_t *machine;           /* what it says of its machine (machine.h), when it said so; NULL: not said */
+    uint64_t machine_ns;
+    uint64_t failed_release; /* of failed: which asked for it; 0: the mount did not say */
 };
 struct ws_fleet {
     struct ws_fleet_mount *mounts;
@@ -85,6 +87,8 @@ void ws_fleet_commit(struct ws_fleet *f, uint64_t release, const struct ws_versi
 /* What the mount serves (NULL: nothing), and the release that it has finished (NULL: it does not name one). */
 void ws_fleet_record_presence(const struct ws_fleet *f, struct ws_fleet_mount *m,
                               const struct ws_version_id *serves, const uint64_t *finished);
+/* What it says of its machine; NULL: nothing. day_ns: the time of day. */
+void ws_fleet_record_machine(struct ws_fleet_mount *m, const json_t *said, uint64_t now_ns, uint64_t day_ns);
 void ws_fleet_record_prepared(struct ws_fleet_mount *m, const struct ws_version_id *to);
 void ws_fleet_record_fetched(
     struct ws_fleet_mount *m,

@@ -100,6 +100,7 @@ static int prepare(struct ws_agent *a, const struct ws_session *c, uint64_t vers
     m->preparing = false;
     if (rc == 0) {
         m->writing = s;
+        s->begun_ns = ws_clock_day_ns();
         m->writing_version = version;
         m->n_begun = m->n_committed = 0;
         ws_agent_audit_begin(m);

@@ -1,0 +1,262 @@
+/* wsync support: one archive for a bug report. What it has comes from commands of this program, each in a process of its
+ * own that is ended after a time, since a mount may hang; and from small files. All of it goes through redact.h. */
+#include "backends/trainer/api/agent_address.h"
+#include "mount-helpers/cli/agents.h"
+#include "mount-helpers/cli/bundle.h"
+#include "mount-helpers/cli/redact.h"
+#include "transports/base/clock.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <mntent.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define COMMAND_S    20
+#define DOCTOR_S     "60"
+#define PART_BYTES   (4UL << 20) /* of one file of the archive */
+#define LINES        1000
+#define MAX_WORDS    12
+#define MAX_MOUNTS   16
+#define SELF         "/proc/self/exe"
+#define CONTENT_NOTE "Secrets were removed as wsync-support(1) says. Read it before you send it.\n"
+
+static const struct cli_option options[] = {
+    AGENTS_OPTIONS,
+    {"out", 'o', "FILE", "the archive; default wsync-support-TIME.tar.zst in this folder"},
+    {"log", 0, "FILE", "the last lines of this log or settings file, too; may be given several times"},
+    {"lines", 'n', "N", "of each log and of each mount's events; default 1000", 1, 100000},
+    {0},
+};
+
+struct support {
+    const struct cli_args *args;
+    struct redact *redact;
+    struct bundle bundle;
+    char lines[16];
+};
+
+static void add(struct support *s, const char *name, const char *text)
+{
+    char *clean = redact_text(s->redact, text);
+    const int rc = bundle_add(&s->bundle, name, clean);
+    free(clean);
+    if (rc < 0)
+        exit(cli_fail("cannot add %s to the archive: %s; --lines N makes it smaller", name, strerror(-rc)));
+}
+
+/* What comes from a pipe or file up to its end, the bytes or the time; to be freed. */
+static char *read_until(int fd, uint64_t end_ms, bool *late)
+{
+    char *text = malloc(PART_BYTES + 1);
+    size_t n = 0;
+    ssize_t got = 1;
+    if (!text)
+        exit(cli_fail("no memory for a part of the archive"));
+    while (got > 0 && n < PART_BYTES) {
+        const uint64_t now = ws_clock_ms();
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        if (now >= end_ms || poll(&p, 1, (int)(end_ms - now)) <= 0) {
+            *late = true;
+            break;
+        }
+        got = read(fd, text + n, PART_BYTES - n);
+        n += got > 0 ? (size_t)got : 0;
+    }
+    text[n] = 0;
+    for (size_t i = 0; i < n; i++)
+        text[i] = text[i] ? text[i] : '?';
+    return text;
+}
+
+/* Adds what `wsync WORDS` prints. */
+static void add_command(struct support *s, const char *name, const char *const words[], unsigned seconds)
+{
+    char *argv[MAX_WORDS] = {(char *)(uintptr_t) "wsync"};
+    int pipes[2];
+    bool late = false;
+    for (size_t i = 0; words[i] && i + 2 < MAX_WORDS; i++)
+        argv[i + 1] = (char *)(uintptr_t)words[i];
+    fflush(stdout);
+    if (pipe2(pipes, O_CLOEXEC) != 0)
+        exit(cli_fail("cannot run 'wsync %s': %s", words[0], strerror(errno)));
+    const pid_t pid = fork();
+    if (pid == 0) {
+        (void)dup2(pipes[1], STDOUT_FILENO);
+        (void)dup2(pipes[1], STDERR_FILENO);
+        execv(SELF, argv);
+        _exit(127);
+    }
+    close(pipes[1]);
+    char *text = pid < 0 ? strdup("it could not be started\n")
+                         : read_until(pipes[0], ws_clock_ms() + seconds * 1000ULL, &late);
+    close(pipes[0]);
+    if (pid > 0 && late)
+        (void)kill(pid, SIGKILL); /* one that the kernel keeps is left behind */
+    if (pid > 0)
+        (void)waitpid(pid, NULL, late ? WNOHANG : 0);
+    add(s, name, text);
+    if (late)
+        fprintf(stderr, "wsync support: 'wsync %s' was ended after %u s; what it had said is in %s\n",
+                words[0], seconds, name);
+    free(text);
+}
+
+static void add_file(struct support *s, const char *name, const char *path)
+{
+    bool late = false;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    char *text = fd < 0 ? NULL : read_until(fd, ws_clock_ms() + COMMAND_S * 1000ULL, &late);
+    char why[256];
+    snprintf(why, sizeof(why), "cannot be read: %s\n", strerror(errno));
+    add(s, name, text ? text : why);
+    free(text);
+    if (fd >= 0)
+        close(fd);
+}
+
+/* The last lines of a log, whatever its size. */
+static void add_log(struct support *s, unsigned i, const char *path)
+{
+    char name[32];
+    bool late = false;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0)
+        exit(cli_fail("cannot read %s: %s", path, strerror(errno)));
+    const off_t size = lseek(fd, 0, SEEK_END);
+    (void)lseek(fd, size > (off_t)PART_BYTES ? size - (off_t)PART_BYTES : 0, SEEK_SET);
+    char *text = read_until(fd, ws_clock_ms() + COMMAND_S * 1000ULL, &late), *at = text + strlen(text);
+    for (uint64_t left = cli_u64(s->args, "lines", LINES) + 1; at > text; at--)
+        if (at[-1] == '\n' && at[0] && --left == 1)
+            break;
+    snprintf(name, sizeof(name), "logs/%u.txt", i);
+    add(s, name, at);
+    free(text);
+    close(fd);
+}
+
+static void add_mounts(struct support *s)
+{
+    char name[64];
+    unsigned n = 0;
+    FILE *f = setmntent("/proc/self/mounts", "re");
+    for (struct mntent *m; f && n < MAX_MOUNTS && (m = getmntent(f));) {
+        if (strcmp(m->mnt_type, "fuse.wsync") != 0 || strcmp(m->mnt_fsname, "wsync-share") == 0)
+            continue;
+        const char *const status[] = {"status", "--json", "--mount", m->mnt_dir, NULL};
+        const char *const events[] = {"events", "--raw", "-n", s->lines, "--mount", m->mnt_dir, NULL};
+        snprintf(name, sizeof(name), "mounts/%u/status.json", n);
+        add_command(s, name, status, COMMAND_S);
+        snprintf(name, sizeof(name), "mounts/%u/events.txt", n++);
+        add_command(s, name, events, COMMAND_S);
+    }
+    if (f)
+        endmntent(f);
+}
+
+static void add_agent(struct support *s)
+{
+    struct ws_source *agent = agents_open(s->args, COMMAND_S);
+    struct ws_error err = {0};
+    json_t *reply = NULL;
+    const int rc = agents_call(agent, "GET", "/v1/status", NULL, &reply, &err);
+    char *text = rc == 0 ? json_dumps(reply, JSON_INDENT(1)) : NULL;
+    add(s, "agent/status.json", text ? text : err.text);
+    free(text);
+    json_decref(reply);
+    ws_source_close(agent);
+}
+
+/* Names alone: values may be secrets under any name. */
+static void add_environment(struct support *s)
+{
+    extern char **environ;
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    for (char **e = environ; f && *e; e++)
+        if (strncmp(*e, "WSYNC_", 6) == 0 || strncmp(*e, "UCX_", 4) == 0 || strncmp(*e, "NCCL_", 5) == 0)
+            fprintf(f, "%.*s is set\n", (int)strcspn(*e, "="), *e);
+    if (!f || fclose(f) != 0)
+        exit(cli_fail("no memory for a part of the archive"));
+    add(s, "environment.txt", text);
+    free(text);
+}
+
+static void know_secrets(struct support *s)
+{
+    glob_t tokens;
+    redact_know_environment(s->redact);
+    if (cli_has(s->args, "token-file"))
+        redact_know_file(s->redact, cli_get(s->args, "token-file"));
+    if (glob("/run/wsync/*.token", 0, NULL, &tokens) == 0) {
+        for (size_t i = 0; i < tokens.gl_pathc; i++)
+            redact_know_file(s->redact, tokens.gl_pathv[i]);
+        globfree(&tokens);
+    }
+}
+
+static int run(const struct cli_args *args)
+{
+    struct support s = {.args = args, .redact = redact_new()};
+    struct ws_error err;
+    char usual[64];
+    const time_t now = time(NULL);
+    struct tm tm;
+    (void)gmtime_r(&now, &tm);
+    strftime(usual, sizeof(usual), "wsync-support-%Y%m%dT%H%M%SZ.tar.zst", &tm);
+    const char *out = cli_get(args, "out") ? cli_get(args, "out") : usual;
+    snprintf(s.lines, sizeof(s.lines), "%u", (unsigned)cli_u64(args, "lines", LINES));
+    know_secrets(&s);
+    add(&s, "README.txt", CONTENT_NOTE);
+    add_command(&s, "version.txt", (const char *const[]){"version", NULL}, COMMAND_S);
+    add_command(&s, "doctor.json", (const char *const[]){"doctor", "--json", "--timeout", DOCTOR_S, NULL},
+                COMMAND_S + 60);
+    add_file(&s, "kernel.txt", "/proc/version");
+    add_file(&s, "memory.txt", "/proc/meminfo");
+    add_file(&s, "mounts.txt", "/proc/self/mounts");
+    add_environment(&s);
+    add_mounts(&s);
+    add_agent(&s);
+    for (unsigned i = 0; cli_nth(args, "log", i); i++)
+        add_log(&s, i, cli_nth(args, "log", i));
+    const int rc = bundle_write(&s.bundle, out, &err);
+    bundle_reset(&s.bundle);
+    redact_free(s.redact);
+    if (rc < 0)
+        return cli_fail("%s", err.text);
+    printf("%s\n", out);
+    return CLI_OK;
+}
+
+const struct cli_command cmd_support = {
+    .name = "support",
+    .summary = "make one archive for a bug report, without secrets and without weights",
+    .synopsis = "[OPTIONS]",
+    .description = "Writes a .tar.zst of mode 0600: the versions of wsync and of what it is built with, "
+                   "`wsync doctor`, kernel, "
+                   "memory and mounts of this machine; status and the last events of each of its wsync "
+                   "mounts; the agent's "
+                   "status; and the last lines of each --log. A mount or agent that hangs has 20 s, and a "
+                   "line says that it "
+                   "was left out. No file of a version is read.\n\n"
+                   "Removed are: tokens that this host's servers made, that of --token-file, values of the "
+                   "environment whose "
+                   "names end in TOKEN, SECRET, PASSWORD, CREDENTIALS or KEY, and what is written behind "
+                   "such a name; what "
+                   "follows Bearer; user info and queries of URLs. Of the environment there are names only. "
+                   "What looks like "
+                   "nothing of this, in a log say, stays: read it before you send it. The archive appears "
+                   "under its name when "
+                   "it is complete, and replaces what was there.",
+    .examples = "wsync support\nwsync support --out report.tar.zst --log /var/log/wsync.log",
+    .options = options,
+    .max_words = 0,
+    .run = run,
+};
