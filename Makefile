@@ -93,8 +93,9 @@ $(TOP)/libfuse/config.mk: .ci/libfuse
 $(B)/.flags: TEXT = $(CC) $(ALL_CFLAGS) $(FUSE_CFLAGS)
 $(B)/.commit: TEXT = $(VERSION)$(addprefix +,$(COMMIT)) $(GPU_RELEASES)
 $(B)/.prefix: TEXT = $(PREFIX) $(LIBDIR) $(INCLUDEDIR)
+$(TOP)/.charts: TEXT = $(CHARTS)
 $(TOP)/.kernels: TEXT = $(HAVE_NVCC) $(NVCC_FLAGS)
-$(B)/.flags $(B)/.commit $(B)/.prefix $(TOP)/.kernels: FORCE
+$(B)/.flags $(B)/.commit $(B)/.prefix $(TOP)/.kernels $(TOP)/.charts: FORCE
 	@mkdir -p $(@D)
 	@echo '$(subst ','\'',$(TEXT))' | cmp -s - $@ || echo '$(subst ','\'',$(TEXT))' >$@
 
@@ -114,6 +115,14 @@ $(FATBIN): transports/device/kernels/kernels.cu $(TOP)/.kernels
 endif
 $(B)/transports/device/kernels/fatbin.o: $(FATBIN) $(TOP)/.kernels
 $(B)/transports/device/kernels/fatbin.o: EXTRA = $(if $(FATBIN),-DWS_FATBIN='"$(FATBIN)"')
+
+# The web page, one file; its charts want chart.js (MIT licence, Debian's libjs-chart.js), without which it has tables only.
+PAGE := $(TOP)/page
+CHARTS := $(wildcard /usr/share/javascript/chart.js/chart.min.js)
+$(PAGE)/page.html: .ci/page $(wildcard transports/http/page/page.*) $(CHARTS) $(TOP)/.charts
+	$(call say,GEN,$@).ci/page transports/http/page $(PAGE) $(CHARTS)
+$(B)/transports/http/page/page.o: $(PAGE)/page.html
+$(B)/transports/http/page/page.o: EXTRA = -DWS_PAGE_FILE='"$(PAGE)/page.html"' -DWS_PAGE_CSP_FILE='"$(PAGE)/page_csp.h"'
 
 # What a trainer computes while the benchmarks offload.
 ifneq ($(HAVE_NVCC),)
