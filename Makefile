@@ -121,8 +121,8 @@ PAGE := $(TOP)/page
 CHARTS := $(wildcard /usr/share/javascript/chart.js/chart.min.js)
 $(PAGE)/page.html: .ci/page $(wildcard transports/http/page/page.*) $(CHARTS) $(TOP)/.charts
 	$(call say,GEN,$@).ci/page transports/http/page $(PAGE) $(CHARTS)
-$(B)/transports/http/page/page.o: $(PAGE)/page.html
-$(B)/transports/http/page/page.o: EXTRA = -DWS_PAGE_FILE='"$(PAGE)/page.html"' -DWS_PAGE_CSP_FILE='"$(PAGE)/page_csp.h"'
+$(addsuffix /transports/http/page/page.o,$(B) $(TOP)/fuzz): $(PAGE)/page.html
+$(addsuffix /transports/http/page/page.o,$(B) $(TOP)/fuzz): EXTRA = -DWS_PAGE_FILE='"$(PAGE)/page.html"' -DWS_PAGE_CSP_FILE='"$(PAGE)/page_csp.h"'
 
 # What a trainer computes while the benchmarks offload.
 ifneq ($(HAVE_NVCC),)
@@ -219,7 +219,7 @@ FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) $(call SRC,backe
 	$(foreach d,store engines,$(call SRC,fs/$d)) fs/switch/settings.c fs/switch/needed.c fs/switch/quarantine.c fs/control/config_file.c)
 $(TOP)/fuzz/%.o: %.c $(B)/.flags
 	@mkdir -p $(@D)
-	$(call say,CLANG,$<)$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -MMD -MP -c $< -o $@
+	$(call say,CLANG,$<)$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined $(EXTRA) -MMD -MP -c $< -o $@
 $(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
 	$(call say,FUZZ,$@)$(CLANG) -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS)
 .PHONY: fuzzers

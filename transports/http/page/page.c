@@ -26,6 +26,7 @@ void ws_page_serve(void *self, struct ws_http_incoming *in, struct ws_http_answe
     static const char *const headers[][2] = {
         {"Content-Type", "text/html; charset=utf-8"},
         {"Content-Security-Policy", WS_PAGE_CSP},
+        {"Cache-Control", "no-store"},
         {"X-Content-Type-Options", "nosniff"},
         {"X-Frame-Options", "DENY"},
         {"Referrer-Policy", "no-referrer"},
