@@ -4,6 +4,7 @@ import base64
 import hashlib
 import os
 import re
+import signal
 import urllib.error
 
 from browser import Browser
@@ -82,10 +83,14 @@ def test_browser():
     client = Http(agent.url, mover)
     listed = lambda: json.loads(client.ask("GET", "/v1/actor/mounts")[1])
     wait_for(lambda: sum(m["engines"] for m in (listed()["mounts"] if isinstance(listed(), dict) else listed())) == 3, "the mounts' reports")
+    assert client.ask("POST", "/v1/actor/2/release", {"prepare_s": 60})[0] == 200
+    wait_for(lambda: all(e.serves() == "2" for e in engines), "version 2 at all engines", 30)
     hostile = "<img src=x onerror=window.hurt=1>"
     assert client.ask("POST", "/v1/actor/2/failed", {"mount": "n9:/m", "engines": 1, "serving": 0, "error": hostile})[0] == 200
     engines[2].end()
-    assert client.ask("POST", "/v1/actor/1/release", {"prepare_s": 1})[0] == 200
+    suspend(mounts[1].pid())
+    at_end(os.kill, mounts[1].pid(), signal.SIGCONT)
+    assert client.ask("POST", "/v1/actor/1/release", {"prepare_s": 1, "quorum": 99})[0] == 200
     browser.call("Page.navigate", url=agent.url + "/")
     browser.wait(["A token is needed."])
     browser.run("document.getElementById('token').focus()")

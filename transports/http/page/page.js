@@ -21,7 +21,7 @@ function size(n) {
 }
 
 // A table stays in the document and only its rows change, so that the focus and a reader's place are kept.
-function show(title, columns, rows) {
+function show(title, columns, rows, numbers = []) {
   let table = tables.get(title);
   if (!table) {
     const frame = make("div", undefined, "scroll");
@@ -34,6 +34,7 @@ function show(title, columns, rows) {
     for (const column of columns) {
       const cell = make("th", column);
       cell.scope = "col";
+      if (numbers.includes(column)) cell.className = "number";
       head.append(cell);
     }
     table.tHead.append(head);
@@ -47,7 +48,7 @@ function show(title, columns, rows) {
   table.tBodies[0].replaceChildren(...(rows.length ? rows : [{cells: ["none"]}]).map(row => {
     const out = make("tr", undefined, row.bad ? "bad" : "");
     row.cells.forEach((value, i) => {
-      const cell = make(i ? "td" : "th", value, typeof value === "number" ? "number" : "");
+      const cell = make(i ? "td" : "th", value, numbers.includes(columns[i]) ? "number" : "");
       if (!i) cell.scope = "row";
       out.append(cell);
     });
@@ -76,17 +77,22 @@ async function json(path) {
 
 function showModels(models) {
   show("Models", ["Model", "Newest", "Run", "Ranks", "Published", "Abandoned", "How"], models.map(m =>
-    ({cells: [m.name, m.newest, m.run, m.ranks, m.published, m.abandoned, m.how || ""]})));
+    ({cells: [m.name, m.newest, m.run, m.ranks, m.published, m.abandoned, m.how || ""]})), ["Newest", "Ranks", "Published", "Abandoned"]);
   show("Memory", ["Model", "Version", "State", "Bytes", "Leases", "Held by"], models.flatMap(m => m.slots.map(s =>
-    ({cells: [m.name, s.version, s.state, size(s.bytes), s.leases, s.holders]}))));
+    ({cells: [m.name, s.version, s.state, size(s.bytes), s.leases, s.holders]}))), ["Version", "Bytes", "Leases"]);
+}
+
+// A version as the agent's JSON has it, a number or an object; or none.
+function named(id) {
+  return id ? id.version ?? id : "none";
 }
 
 function showMounts(mounts) {
   show("Mounts", ["Mount", "Model", "Loaded", "Under way", "Engines", "Serving", "State", "Last error"], mounts.map(({model, m}) => {
     const lacks = m.engines > m.serving;
-    return {bad: m.silent || lacks || !!m.error, cells: [m.mount, model, m.loaded, m.under_way, m.engines, m.serving,
+    return {bad: m.silent || lacks || !!m.error, cells: [m.mount, model, named(m.loaded), m.under_way ? "yes" : "no", m.engines, m.serving,
       m.silent ? "silent" : lacks ? "engines missing" : "well", m.error || ""]};
-  }));
+  }), ["Engines", "Serving"]);
 }
 
 function showReleases(releases) {
@@ -130,15 +136,15 @@ function mount(samples) {
   const versions = of("wsync_current_version");
   const state = ({labels: {state}, value}) => value > 0 && state === "broken";
   show("Models", ["Model", "Version", "Behind", "Age"], versions.map(s =>
-    ({bad: one("wsync_behind", s.labels) > 0, cells: [s.labels.model, s.value, one("wsync_behind", s.labels), `${Math.round(one("wsync_age_seconds", s.labels))} s`]})));
+    ({bad: one("wsync_behind", s.labels) > 0, cells: [s.labels.model, s.value, one("wsync_behind", s.labels), `${Math.round(one("wsync_age_seconds", s.labels))} s`]})), ["Version", "Behind", "Age"]);
   show("Engines", ["Model", "State", "Engines"], of("wsync_engines").filter(s => s.value > 0).map(s =>
-    ({bad: state(s), cells: [s.labels.model, s.labels.state, s.value]})));
+    ({bad: state(s), cells: [s.labels.model, s.labels.state, s.value]})), ["Engines"]);
   show("Pauses", ["Engine", "Model", "Switches", "Mean pause"], of("wsync_pause_seconds_count").map(s =>
-    ({cells: [s.labels.engine, s.labels.model, s.value, s.value ? `${(1000 * one("wsync_pause_seconds_sum", s.labels) / s.value).toFixed(1)} ms` : "-"]})));
+    ({cells: [s.labels.engine, s.labels.model, s.value, s.value ? `${(1000 * one("wsync_pause_seconds_sum", s.labels) / s.value).toFixed(1)} ms` : "-"]})), ["Switches", "Mean pause"]);
   show("Memory", ["Figure", "Value"], [["used", "wsync_used_bytes"], ["may be used", "wsync_cache_bytes"], ["held by readers only", "wsync_waiting_bytes"],
-    ["moved", "wsync_moved_bytes_total"]].filter(([, name]) => of(name).length).map(([label, name]) => ({cells: [label, size(one(name, {}))]})));
+    ["moved", "wsync_moved_bytes_total"]].filter(([, name]) => of(name).length).map(([label, name]) => ({cells: [label, size(one(name, {}))]})), ["Value"]);
   show("Counts", ["Metric", "Value"], samples.filter(s => /_total$/.test(s.name) && !/_bytes_total$/.test(s.name)).map(s =>
-    ({bad: /failed|bad/.test(s.name) && s.value > 0, cells: [s.name.replace(/^wsync_/, "") + Object.values(s.labels).map(v => ` ${v}`).join(""), s.value]})));
+    ({bad: /failed|bad/.test(s.name) && s.value > 0, cells: [s.name.replace(/^wsync_/, "") + Object.values(s.labels).map(v => ` ${v}`).join(""), s.value]})), ["Value"]);
   return {versions: versions.map(s => [s.labels.model, s.value]), moved: one("wsync_moved_bytes_total", {}) + one("wsync_relay_sent_bytes_total", {})};
 }
 
@@ -151,7 +157,8 @@ function canvas(label) {
   frame.append(out);
   at("charts").append(frame);
   return new Chart(out, {type: "line", data: {labels: [], datasets: []}, options: {animation: false, maintainAspectRatio: false,
-    plugins: {title: {display: true, text: label}}, elements: {point: {radius: 0}}}});
+    scales: {y: {beginAtZero: true}},
+    plugins: {title: {display: true, text: label}}, elements: {point: {radius: 2}}}});
 }
 
 function draw(point) {
