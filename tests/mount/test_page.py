@@ -88,8 +88,8 @@ def test_browser():
     hostile = "<img src=x onerror=window.hurt=1>"
     assert client.ask("POST", "/v1/actor/2/failed", {"mount": "n9:/m", "engines": 1, "serving": 0, "error": hostile})[0] == 200
     engines[2].end()
-    suspend(mounts[1].pid())
-    at_end(os.kill, mounts[1].pid(), signal.SIGCONT)
+    suspend(mounts[1].pid)
+    at_end(os.kill, mounts[1].pid, signal.SIGCONT)
     assert client.ask("POST", "/v1/actor/1/release", {"prepare_s": 1, "quorum": 99})[0] == 200
     browser.call("Page.navigate", url=agent.url + "/")
     browser.wait(["A token is needed."])
