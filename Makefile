@@ -278,6 +278,7 @@ INSTALLED = $(BINDIR)/wsync $(SBINDIR)/mount.wsync $(INCLUDEDIR)/wsync.h $(LIBDI
 	$(LIBDIR)/libwsync.so $(LIBDIR)/libwsync.so.0 $(LIBDIR)/libwsync.so.$(VERSION) $(LIBDIR)/pkgconfig/wsync.pc \
 	$(COMPLETIONDIR)/wsync $(addprefix $(UNITDIR)/,$(notdir $(wildcard mount-helpers/systemd/*.service))) \
 	$(addprefix $(PREFIX)/share/wsync/systemd/,$(notdir $(wildcard mount-helpers/systemd/*.conf))) \
+	$(addprefix $(PREFIX)/share/wsync/prometheus/,$(notdir $(wildcard mount-helpers/prometheus/*))) \
 	$(MANDIR)/man1/wsync.1 $(MANDIR)/man1/wsync-*.1 $(MANDIR)/man5/wsync-*.5 $(MANDIR)/man7/wsync.7 $(MANDIR)/man7/wsync-*.7 \
 	$(MANDIR)/man8/mount.wsync.8
 install: all man ## install command, mount helper, library, manual pages (PREFIX, DESTDIR; with PREFIX=~/.local no root is needed)
@@ -298,6 +299,7 @@ install: all man ## install command, mount helper, library, manual pages (PREFIX
 	install -d $(DESTDIR)$(UNITDIR)
 	for u in mount-helpers/systemd/*.service; do sed 's|=wsync |=$(BINDIR)/wsync |; s|=-wsync |=-$(BINDIR)/wsync |' $$u | install -m644 /dev/stdin $(DESTDIR)$(UNITDIR)/$${u##*/} || exit; done
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/wsync/systemd mount-helpers/systemd/*.conf
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/wsync/prometheus mount-helpers/prometheus/*
 	install -Dm644 mount-helpers/completions/wsync.bash $(DESTDIR)$(COMPLETIONDIR)/wsync
 	$(if $(DESTDIR),,@[ "$$(id -u)" != 0 ] || ldconfig)
 uninstall: ## remove what install put there

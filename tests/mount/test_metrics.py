@@ -24,7 +24,7 @@ def answers():
     need_fuse()
     agent, port, relay, folder = Agent(), free_port(), free_port(), checkpoint(SMALL)
     agent.publish("actor", 1, folder)
-    mount = Mount(agent.url, f"listen=127.0.0.1:{port},serve=127.0.0.1:{relay}")
+    mount = Mount(agent.url, f"listen=127.0.0.1:{port},serve=127.0.0.1:{relay},serve-insecure")
     mount.wait_version("actor", 1)
     mount.write(f"engine add e sglang {Engine(folder).url}", "actor/ctl")
     mount.write("1", "actor/version")

@@ -87,10 +87,14 @@ def test_browser():
     wait_for(lambda: all(e.serves() == "2" for e in engines), "version 2 at all engines", 30)
     hostile = "<img src=x onerror=window.hurt=1>"
     assert client.ask("POST", "/v1/actor/2/failed", {"mount": "n9:/m", "engines": 1, "serving": 0, "error": hostile})[0] == 200
-    engines[2].end()
     suspend(mounts[1].pid)
     at_end(os.kill, mounts[1].pid, signal.SIGCONT)
-    assert client.ask("POST", "/v1/actor/1/release", {"prepare_s": 1, "quorum": 99})[0] == 200
+    assert client.ask("POST", "/v1/actor/1/release", {"prepare_s": 1})[0] == 200
+    wait_for(lambda: client.ask("GET", "/v1/releases")[1].count('"aborted"') == 1, "the release's deadline")
+    os.kill(mounts[1].pid, signal.SIGCONT)
+    engines[2].end()
+    assert client.ask("POST", "/v1/actor/1/release", {"prepare_s": 60})[0] == 200
+    wait_for(lambda: client.ask("GET", "/v1/releases")[1].count('"aborted"') == 2, "the release that an engine fails", 30)
     browser.call("Page.navigate", url=agent.url + "/")
     browser.wait(["A token is needed."])
     browser.run("document.getElementById('token').focus()")
@@ -98,7 +102,7 @@ def test_browser():
     browser.wait(["wrong or has expired"])
     browser.run("document.getElementById('token').focus()")
     browser.type(token)
-    browser.wait(["Live.", "n0:", "n1:", "n2:", "actor/1", "aborted", hostile], 30)
+    browser.wait(["Live.", "n0:", "n1:", "n2:", "actor/1", "aborted", "(waiting)", "(failed: engine e2", hostile], 30)
     browser.picture(os.path.join(os.environ["TESTDIR"], "agent.png"))
     assert browser.run("window.hurt") is None and browser.run("document.querySelectorAll('main img').length") == 0
     assert browser.run("[...document.querySelectorAll('table')].every(t => t.caption.textContent && t.querySelector('th[scope=col]'))")

@@ -91,7 +91,7 @@ function showMounts(mounts) {
   show("Mounts", ["Mount", "Model", "Loaded", "Under way", "Engines", "Serving", "State", "Last error"], mounts.map(({model, m}) => {
     const lacks = m.engines > m.serving;
     return {bad: m.silent || lacks || !!m.error, cells: [m.mount, model, named(m.loaded), m.under_way ? "yes" : "no", m.engines, m.serving,
-      m.silent ? "silent" : lacks ? "engines missing" : "well", m.error || ""]};
+      m.silent ? "silent" : lacks ? "engines missing" : m.error ? "failed" : "well", m.error || ""]};
   }), ["Engines", "Serving"]);
 }
 
