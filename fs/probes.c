@@ -253,7 +253,8 @@ static void serve_nothing(void *self, struct ws_http_incoming *in, struct ws_htt
     (void)self;
     (void)in;
     a->status = 404;
-    a->json = json_pack("{s:s}", "error", "there is /, /healthz, /metrics and /ready/MODEL[/ENGINE][?behind=N]");
+    a->json =
+        json_pack("{s:s}", "error", "there is /, /healthz, /metrics and /ready/MODEL[/ENGINE][?behind=N]");
 }
 
 /* By a method that is none of theirs; or metrics, where tokens are asked for. */

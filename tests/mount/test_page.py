@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 import signal
+import subprocess
 import urllib.error
 
 from browser import Browser
@@ -114,3 +115,11 @@ def test_browser():
     browser.call("Page.navigate", url=f"http://127.0.0.1:{port}/")
     browser.wait(["Live.", "actor", "Engines", "used"], 30)
     browser.picture(os.path.join(os.environ["TESTDIR"], "mount.png"))
+
+
+def test_without_charts():
+    "without chart.js the page is built with one script, and its policy names that one alone"
+    root, out = os.environ["ROOT"], unique("page")
+    subprocess.run([os.path.join(root, ".ci/page"), os.path.join(root, "transports/http/page"), out], check=True, timeout=60)
+    with open(os.path.join(out, "page.html")) as page, open(os.path.join(out, "page_csp.h")) as csp:
+        assert page.read().count("<script>") == 1 and csp.read().count("'sha256-") == 2
