@@ -95,8 +95,9 @@ $(TOP)/libfuse/config.mk: .ci/libfuse
 $(B)/.flags: TEXT = $(CC) $(ALL_CFLAGS) $(FUSE_CFLAGS)
 $(B)/.commit: TEXT = $(VERSION)$(addprefix +,$(COMMIT)) $(GPU_RELEASES)
 $(B)/.prefix: TEXT = $(PREFIX) $(LIBDIR) $(INCLUDEDIR)
+$(TOP)/.charts: TEXT = $(CHARTS)
 $(TOP)/.kernels: TEXT = $(HAVE_NVCC) $(NVCC_FLAGS)
-$(B)/.flags $(B)/.commit $(B)/.prefix $(TOP)/.kernels: FORCE
+$(B)/.flags $(B)/.commit $(B)/.prefix $(TOP)/.kernels $(TOP)/.charts: FORCE
 	@mkdir -p $(@D)
 	@echo '$(subst ','\'',$(TEXT))' | cmp -s - $@ || echo '$(subst ','\'',$(TEXT))' >$@
 
@@ -116,6 +117,14 @@ $(FATBIN): transports/device/kernels/kernels.cu $(TOP)/.kernels
 endif
 $(B)/transports/device/kernels/fatbin.o: $(FATBIN) $(TOP)/.kernels
 $(B)/transports/device/kernels/fatbin.o: EXTRA = $(if $(FATBIN),-DWS_FATBIN='"$(FATBIN)"')
+
+# The web page, one file; its charts want chart.js (MIT licence, Debian's libjs-chart.js), without which it has tables only.
+PAGE := $(TOP)/page
+CHARTS := $(wildcard /usr/share/javascript/chart.js/chart.min.js)
+$(PAGE)/page.html: .ci/page $(wildcard transports/http/page/page.*) $(CHARTS) $(TOP)/.charts
+	$(call say,GEN,$@).ci/page transports/http/page $(PAGE) $(CHARTS)
+$(addsuffix /transports/http/page/page.o,$(B) $(TOP)/fuzz): $(PAGE)/page.html
+$(addsuffix /transports/http/page/page.o,$(B) $(TOP)/fuzz): EXTRA = -DWS_PAGE_FILE='"$(PAGE)/page.html"' -DWS_PAGE_CSP_FILE='"$(PAGE)/page_csp.h"'
 
 # What a trainer computes while the benchmarks offload.
 ifneq ($(HAVE_NVCC),)
@@ -212,7 +221,7 @@ FUZZED := $(patsubst %.c,$(TOP)/fuzz/%.o,$(call SRC,transports) $(call SRC,backe
 	$(foreach d,store engines,$(call SRC,fs/$d)) fs/switch/settings.c fs/switch/needed.c fs/switch/quarantine.c fs/control/config_file.c)
 $(TOP)/fuzz/%.o: %.c $(B)/.flags
 	@mkdir -p $(@D)
-	$(call say,CLANG,$<)$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -MMD -MP -c $< -o $@
+	$(call say,CLANG,$<)$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined $(EXTRA) -MMD -MP -c $< -o $@
 $(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
 	$(call say,FUZZ,$@)$(CLANG) -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS)
 .PHONY: fuzzers
@@ -273,7 +282,7 @@ bench-programs: $(BENCHES) $(TOOLS)
 INSTALLED = $(BINDIR)/wsync $(SBINDIR)/mount.wsync $(INCLUDEDIR)/wsync.h $(LIBDIR)/libwsync.a \
 	$(LIBDIR)/libwsync.so $(LIBDIR)/libwsync.so.0 $(LIBDIR)/libwsync.so.$(VERSION) $(LIBDIR)/pkgconfig/wsync.pc \
 	$(COMPLETIONDIR)/wsync $(ZSHDIR)/_wsync $(FISHDIR)/wsync.fish $(addprefix $(UNITDIR)/,$(notdir $(wildcard mount-helpers/systemd/*.service))) \
-	$(addprefix $(PREFIX)/share/wsync/,$(patsubst mount-helpers/%,%,$(wildcard mount-helpers/systemd/*.conf mount-helpers/kubernetes/* mount-helpers/slurm/*))) \
+	$(addprefix $(PREFIX)/share/wsync/,$(patsubst mount-helpers/%,%,$(wildcard mount-helpers/systemd/*.conf mount-helpers/kubernetes/* mount-helpers/prometheus/* mount-helpers/slurm/*))) \
 	$(MANDIR)/man1/wsync.1 $(MANDIR)/man1/wsync-*.1 $(MANDIR)/man5/wsync-*.5 $(MANDIR)/man7/wsync.7 $(MANDIR)/man7/wsync-*.7 \
 	$(MANDIR)/man8/mount.wsync.8
 install: all man ## install command, mount helper, library, manual pages (PREFIX, DESTDIR; with PREFIX=~/.local no root is needed)
@@ -296,6 +305,7 @@ install: all man ## install command, mount helper, library, manual pages (PREFIX
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/wsync/systemd mount-helpers/systemd/*.conf
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/wsync/kubernetes mount-helpers/kubernetes/*
 	install -Dm755 -t $(DESTDIR)$(PREFIX)/share/wsync/slurm mount-helpers/slurm/*
+	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/wsync/prometheus mount-helpers/prometheus/*
 	install -Dm644 mount-helpers/completions/wsync.bash $(DESTDIR)$(COMPLETIONDIR)/wsync
 	install -Dm644 -t $(DESTDIR)$(ZSHDIR) mount-helpers/completions/_wsync
 	install -Dm644 -t $(DESTDIR)$(FISHDIR) mount-helpers/completions/wsync.fish

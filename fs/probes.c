@@ -3,6 +3,7 @@
 #include "fs/switch/adapter_steps.h"
 #include "transports/base/log.h"
 #include "transports/base/text.h"
+#include "transports/http/page/page.h"
 #include "transports/http/server.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -252,7 +253,8 @@ static void serve_nothing(void *self, struct ws_http_incoming *in, struct ws_htt
     (void)self;
     (void)in;
     a->status = 404;
-    a->json = json_pack("{s:s}", "error", "there is /healthz, /metrics and /ready/MODEL[/ENGINE][?behind=N]");
+    a->json =
+        json_pack("{s:s}", "error", "there is /, /healthz, /metrics and /ready/MODEL[/ENGINE][?behind=N]");
 }
 
 /* By a method that is none of theirs; or metrics, where tokens are asked for. */
@@ -276,6 +278,7 @@ static void need_all_models(void *self, struct ws_http_incoming *in, struct ws_h
 static const struct ws_http_route routes[] = {
     WS_HTTP_ROUTE(WS_HTTP_READ, "/healthz", OPEN, serve_health),
     {WS_HTTP_READ, "/metrics", WS_ROLE_READ, serve_metrics, need_all_models},
+    WS_HTTP_ROUTE(WS_HTTP_READ, "/", OPEN, ws_page_serve),
     WS_HTTP_ROUTE(WS_HTTP_READ, "/ready/*", OPEN, serve_ready),
     WS_HTTP_ROUTE(WS_HTTP_READ, "*", OPEN, serve_nothing),
     {0},

@@ -454,12 +454,18 @@ static int relay_route(void *self, const struct ws_identity *who, const char *me
         return ws_error_set(err, ENOMEM, "no memory for the metrics");
     ws_tcp_server_stats(r->server, &s);
     fprintf(f,
+            "# HELP wsync_relay_sent_bytes_total Bytes of bodies that were sent to other mounts.\n"
             "# TYPE wsync_relay_sent_bytes_total counter\nwsync_relay_sent_bytes_total %" PRIu64 "\n"
+            "# HELP wsync_relay_requests_total Requests of other mounts.\n"
             "# TYPE wsync_relay_requests_total counter\nwsync_relay_requests_total %" PRIu64 "\n"
+            "# HELP wsync_relay_connections Connections that are open.\n"
             "# TYPE wsync_relay_connections gauge\nwsync_relay_connections %u\n"
+            "# HELP wsync_relay_refused_total Requests that were refused, by status.\n"
             "# TYPE wsync_relay_refused_total counter\nwsync_relay_refused_total{status=\"401\"} %" PRIu64
             "\n"
-            "wsync_relay_refused_total{status=\"403\"} %" PRIu64 "\n# TYPE wsync_relay_ended_total counter\n",
+            "wsync_relay_refused_total{status=\"403\"} %" PRIu64
+            "\n# HELP wsync_relay_ended_total Connections that the mount ended, by reason.\n"
+            "# TYPE wsync_relay_ended_total counter\n",
             s.bytes_sent, s.requests, s.connections, s.unknown, s.forbidden);
     ws_tcp_server_print_ended(&s, "wsync_relay_ended_total", f);
     return fclose(f) == 0 ? 0 : ws_error_set(err, ENOMEM, "no memory for the metrics");

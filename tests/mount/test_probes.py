@@ -67,7 +67,7 @@ def test_routes():
     assert get(port, "/healthz") == (200, '{"ok":true}')
     status, text = get(port, "/metrics")
     assert status == 200 and 'wsync_age_seconds{model="actor"}' in text and 'wsync_behind{model="actor"} 0' in text, text
-    for path, want in (("/", 404), ("/ready/", 400), ("/ready/nobody", 404), ("/ready/actor/x", 404),
+    for path, want in (("/nothing", 404), ("/ready/", 400), ("/ready/nobody", 404), ("/ready/actor/x", 404),
                        ("/ready/actor?behind=-1", 400), ("/ready/" + "x" * 400, 400), ("/ready/a%00b", 404)):
         status, text = get(port, path)
         assert status == want and "error" in json.loads(text), (path, status, text)

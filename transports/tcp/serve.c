@@ -2,6 +2,7 @@
 #include "transports/base/clock.h"
 #include "transports/base/cpu_features.h"
 #include "transports/base/number.h"
+#include "transports/http/page/page.h"
 #include "transports/protocol/listing.h"
 #include "transports/tcp/call.h"
 #include <errno.h>
@@ -260,6 +261,7 @@ static void serve_health(void *self, struct ws_http_incoming *in, struct ws_http
 static const struct ws_http_route routes[] = {
     WS_HTTP_ROUTE(WS_HTTP_POST, "/healthz", READ, serve_health),
     WS_HTTP_ROUTE(WS_HTTP_ANY, "/healthz", OPEN, serve_health),
+    WS_HTTP_ROUTE(WS_HTTP_READ, "/", OPEN, ws_page_serve),
     {WS_HTTP_ANY, "*", WS_ROLE_READ, serve_api, find_need},
     {0},
 };

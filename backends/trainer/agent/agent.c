@@ -240,6 +240,7 @@ void ws_agent_print_routes(FILE *f)
     const struct ws_api_route *tables[WS_N_FEATURES + 2];
     collect_routes(tables);
     fprintf(f, "%-8s %-8s %-5s %s\n", "carrier", "role", "", "path");
+    print_route(f, "http", WS_ROLE_OPEN, "GET", "", "/");
     print_route(f, "http", WS_ROLE_OPEN, "GET", "", "/healthz");
     print_route(f, "http", WS_ROLE_READ, "POST", "", "/healthz");
     for (const struct ws_api_route *r = ws_api_routes; r->method; r++)

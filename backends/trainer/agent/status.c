@@ -51,31 +51,46 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
     if (server)
         ws_tcp_server_stats(server, &tcp);
     fprintf(f,
+            "# HELP wsync_agent_sent_bytes_total Bytes of bodies that were sent by HTTP.\n"
             "# TYPE wsync_agent_sent_bytes_total counter\nwsync_agent_sent_bytes_total %" PRIu64 "\n"
+            "# HELP wsync_agent_requests_total Requests by HTTP.\n"
             "# TYPE wsync_agent_requests_total counter\nwsync_agent_requests_total %" PRIu64 "\n"
+            "# HELP wsync_agent_connections Connections that are open.\n"
             "# TYPE wsync_agent_connections gauge\nwsync_agent_connections %u\n"
+            "# HELP wsync_agent_refused_total Requests that were refused, by status.\n"
             "# TYPE wsync_agent_refused_total counter\nwsync_agent_refused_total{status=\"401\"} %" PRIu64
             "\n"
             "wsync_agent_refused_total{status=\"403\"} %" PRIu64 "\n",
             tcp.bytes_sent, tcp.requests, tcp.connections, tcp.unknown, tcp.forbidden);
-    fprintf(f, "# TYPE wsync_agent_ended_total counter\n");
+    fprintf(f, "# HELP wsync_agent_ended_total Connections that the agent ended, by reason.\n"
+               "# TYPE wsync_agent_ended_total counter\n");
     ws_tcp_server_print_ended(&tcp, "wsync_agent_ended_total", f);
-    fprintf(f, "# TYPE wsync_agent_audit_lost_total counter\nwsync_agent_audit_lost_total %" PRIu64 "\n",
+    fprintf(f,
+            "# HELP wsync_agent_audit_lost_total Entries that the audit log had no room for.\n"
+            "# TYPE wsync_agent_audit_lost_total counter\nwsync_agent_audit_lost_total %" PRIu64 "\n",
             ws_audit_log_lost());
     pthread_mutex_lock(&a->lock);
-    fprintf(f, "# TYPE wsync_agent_slot_bytes gauge\nwsync_agent_slot_bytes %" PRIu64 "\n", a->slot_bytes);
+    fprintf(f,
+            "# HELP wsync_agent_slot_bytes Memory of all slots, in bytes.\n"
+            "# TYPE wsync_agent_slot_bytes gauge\nwsync_agent_slot_bytes %" PRIu64 "\n",
+            a->slot_bytes);
     ws_features_metrics(a, f);
     static const char *const names[] = {"published", "abandoned"};
     for (size_t k = 0; k < 2; k++) {
-        fprintf(f, "# TYPE wsync_agent_versions_%s_total counter\n", names[k]);
+        fprintf(f,
+                "# HELP wsync_agent_versions_%s_total Versions that were %s.\n"
+                "# TYPE wsync_agent_versions_%s_total counter\n",
+                names[k], names[k], names[k]);
         for (const struct ws_agent_model *m = a->models; m; m = m->next)
             fprintf(f, "wsync_agent_versions_%s_total{model=\"%s\"} %" PRIu64 "\n", names[k], m->name,
                     k == 0 ? m->published : m->abandoned);
     }
-    fprintf(f, "# TYPE wsync_agent_newest_version gauge\n");
+    fprintf(f, "# HELP wsync_agent_newest_version The newest version of each model.\n"
+               "# TYPE wsync_agent_newest_version gauge\n");
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
         fprintf(f, "wsync_agent_newest_version{model=\"%s\"} %" PRIu64 "\n", m->name, m->newest);
-    fprintf(f, "# TYPE wsync_agent_leases gauge\n");
+    fprintf(f, "# HELP wsync_agent_leases Leases of each slot.\n"
+               "# TYPE wsync_agent_leases gauge\n");
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
         for (unsigned i = 0; i < m->n_slots; i++)
             fprintf(f, "wsync_agent_leases{model=\"%s\",slot=\"%u\",state=\"%s\"} %u\n", m->name, i,

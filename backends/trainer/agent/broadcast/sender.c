@@ -216,11 +216,14 @@ static void put_metrics(const struct ws_agent *a, FILE *f)
     if (!b)
         return;
     fprintf(f,
+            "# HELP wsync_agent_broadcasts_total Rounds of broadcasts, by result.\n"
             "# TYPE wsync_agent_broadcasts_total counter\n"
             "wsync_agent_broadcasts_total{result=\"whole\"} %" PRIu64
             "\nwsync_agent_broadcasts_total{result=\"given-up\"} %" PRIu64 "\n"
+            "# HELP wsync_agent_broadcast_bytes_total Bytes that were broadcast.\n"
             "# TYPE wsync_agent_broadcast_bytes_total counter\nwsync_agent_broadcast_bytes_total %" PRIu64
             "\n"
+            "# HELP wsync_agent_broadcast_bytes_per_second The speed of the last round.\n"
             "# TYPE wsync_agent_broadcast_bytes_per_second gauge\n"
             "wsync_agent_broadcast_bytes_per_second %" PRIu64 "\n",
             b->n_completed, b->n_failed, b->sent_bytes, b->bytes_per_second);

@@ -410,7 +410,8 @@ static void put_metrics(const struct ws_agent *a, FILE *f)
 {
     if (!archiver_of(a)->archive)
         return;
-    fprintf(f, "# TYPE wsync_agent_archived_total counter\n");
+    fprintf(f, "# HELP wsync_agent_archived_total Versions for the archive, by result.\n"
+               "# TYPE wsync_agent_archived_total counter\n");
     for (const struct ws_agent_model *m = a->models; m; m = m->next) {
         const struct progress *s = progress_of(m);
         fprintf(f,
@@ -420,7 +421,8 @@ static void put_metrics(const struct ws_agent *a, FILE *f)
                 "\nwsync_agent_archived_total{model=\"%s\",result=\"failed\"} %" PRIu64 "\n",
                 m->name, s->n_anchors, m->name, s->n_deltas, m->name, s->n_given_up, m->name, s->n_failed);
     }
-    fprintf(f, "# TYPE wsync_agent_archived_version gauge\n");
+    fprintf(f, "# HELP wsync_agent_archived_version The newest version in the archive.\n"
+               "# TYPE wsync_agent_archived_version gauge\n");
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
         fprintf(f, "wsync_agent_archived_version{model=\"%s\"} %" PRIu64 "\n", m->name,
                 progress_of(m)->newest);

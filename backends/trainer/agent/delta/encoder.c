@@ -418,11 +418,13 @@ int ws_encoder_delta(void *self, const char *model, uint64_t version, const char
 
 static void put_metrics(const struct ws_agent *a, FILE *f)
 {
-    fprintf(f, "# TYPE wsync_agent_delta_bytes gauge\n");
+    fprintf(f, "# HELP wsync_agent_delta_bytes Memory of deltas, in bytes.\n"
+               "# TYPE wsync_agent_delta_bytes gauge\n");
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
         fprintf(f, "wsync_agent_delta_bytes{model=\"%s\"} %" PRIu64 "\n", m->name,
                 ws_delta_set_bytes(&deltas_of(m)->set));
-    fprintf(f, "# TYPE wsync_agent_deltas_total counter\n");
+    fprintf(f, "# HELP wsync_agent_deltas_total Deltas, by result.\n"
+               "# TYPE wsync_agent_deltas_total counter\n");
     for (const struct ws_agent_model *m = a->models; m; m = m->next)
         fprintf(f,
                 "wsync_agent_deltas_total{model=\"%s\",result=\"whole\"} %" PRIu64

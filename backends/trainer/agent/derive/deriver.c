@@ -338,7 +338,8 @@ static void put_metrics(const struct ws_agent *a, FILE *f)
     const struct deriver *d = deriver_of(a);
     if (!d->views)
         return;
-    fprintf(f, "# TYPE wsync_agent_views_total counter\n");
+    fprintf(f, "# HELP wsync_agent_views_total Versions of views, by result.\n"
+               "# TYPE wsync_agent_views_total counter\n");
     for (size_t i = 0; i < a->options.n_views; i++) {
         const struct view *v = &d->views[i];
         const char *name = v->terms->name;
@@ -348,11 +349,13 @@ static void put_metrics(const struct ws_agent *a, FILE *f)
                 "wsync_agent_views_total{model=\"%s\",result=\"given-up\"} %" PRIu64 "\n",
                 name, v->made, name, v->failed, name, v->given_up);
     }
-    fprintf(f, "# TYPE wsync_agent_view_seconds_total counter\n");
+    fprintf(f, "# HELP wsync_agent_view_seconds_total Time that was spent on views.\n"
+               "# TYPE wsync_agent_view_seconds_total counter\n");
     for (size_t i = 0; i < a->options.n_views; i++)
         fprintf(f, "wsync_agent_view_seconds_total{model=\"%s\"} %.6f\n", d->views[i].terms->name,
                 d->views[i].seconds);
-    fprintf(f, "# TYPE wsync_agent_view_bytes_total counter\n");
+    fprintf(f, "# HELP wsync_agent_view_bytes_total Bytes of the sources of views, by what became of them.\n"
+               "# TYPE wsync_agent_view_bytes_total counter\n");
     for (size_t i = 0; i < a->options.n_views; i++) {
         const struct view *v = &d->views[i];
         fprintf(f,

@@ -58,8 +58,11 @@ static void put_metrics(const struct ws_agent *a, FILE *f)
         return;
     ws_ucx_server_stats(*server_of(a), &s);
     fprintf(f,
+            "# HELP wsync_agent_ucx_leases Readers that have a lease of memory.\n"
             "# TYPE wsync_agent_ucx_leases gauge\nwsync_agent_ucx_leases %u\n"
+            "# HELP wsync_agent_ucx_bytes_total Bytes that were read by UCX.\n"
             "# TYPE wsync_agent_ucx_bytes_total counter\nwsync_agent_ucx_bytes_total %" PRIu64 "\n"
+            "# HELP wsync_agent_ucx_refused_total Requests by UCX that were refused.\n"
             "# TYPE wsync_agent_ucx_refused_total counter\nwsync_agent_ucx_refused_total %" PRIu64 "\n",
             s.leases, s.bytes, s.refused);
 }
