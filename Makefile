@@ -3,7 +3,7 @@
 
 VERSION := 0.2.0
 # What `wsync version` says of a build from git, between releases; a source release knows it, too.
-COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --exclude '*' 2>/dev/null),$(word 2,$(file <$(wildcard .release))))
+COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --exclude '*' 2>/dev/null),$(word 2,$(shell cat .release 2>/dev/null)))
 PREFIX ?= /usr/local
 BINDIR ?= $(PREFIX)/bin
 # Where mount(8) looks for its helpers; a PREFIX of one's own keeps to itself.
