@@ -32,7 +32,7 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse; only manuals want scdoc ---
-NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate campaign bench bench-gpu gpu-bundle format lint uninstall dist deb
+NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate campaign bench bench-gpu gpu-bundle format lint uninstall dist deb wheel
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd gnutls libcurl jansson libxxhash libzstd libzmq libsodium
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(if $(filter all man install,$(or $(MAKECMDGOALS),all)),scdoc) $(PACKAGES) 2>&1 || echo pkg-config failed)
@@ -297,9 +297,11 @@ uninstall: ## remove what install put there
 	@old=$(DESTDIR)/sbin/mount.wsync; if [ "$$(readlink $$old 2>/dev/null)" = $(BINDIR)/wsync ]; then rm -f $$old || true; fi
 
 # --- packages ---
-.PHONY: dist deb
+.PHONY: dist deb wheel
 dist: ## the source release, build/dist/wsync-VERSION.tar.gz
 	$(Q)mount-helpers/package/dist
+wheel: ## the Python package for any Linux with glibc 2.31, into build/wheel
+	$(Q)mount-helpers/package/wheel
 deb: ## Debian packages, into build/deb (ARGS=bookworm: in a root of that suite; else on this machine)
 	$(Q)mount-helpers/package/deb $(ARGS)
 
