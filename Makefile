@@ -32,7 +32,7 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse; only manuals want scdoc ---
-NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate campaign bench bench-gpu gpu-bundle format lint uninstall dist deb wheel
+NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate campaign bench bench-gpu gpu-bundle format lint uninstall dist deb wheel image test-packages deps-packages
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd gnutls libcurl jansson libxxhash libzstd libzmq libsodium
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(if $(filter all man install,$(or $(MAKECMDGOALS),all)),scdoc) $(PACKAGES) 2>&1 || echo pkg-config failed)
@@ -297,17 +297,25 @@ uninstall: ## remove what install put there
 	@old=$(DESTDIR)/sbin/mount.wsync; if [ "$$(readlink $$old 2>/dev/null)" = $(BINDIR)/wsync ]; then rm -f $$old || true; fi
 
 # --- packages ---
-.PHONY: dist deb wheel
+.PHONY: dist deb wheel image abi test-packages deps-packages
 dist: ## the source release, build/dist/wsync-VERSION.tar.gz
 	$(Q)mount-helpers/package/dist
 wheel: ## the Python package for any Linux with glibc 2.31, into build/wheel
 	$(Q)mount-helpers/package/wheel
 deb: ## Debian packages, into build/deb (ARGS=bookworm: in a root of that suite; else on this machine)
 	$(Q)mount-helpers/package/deb $(ARGS)
+image: ## an OCI image with the command, into build/image (ARGS=trixie: the suite whose packages are in it)
+	$(Q)mount-helpers/package/image $(ARGS)
+abi: all old-releases ## is libwsync compatible with that of the last release?
+	$(Q).ci/abi
+test-packages: deps-test deps-packages ## build the packages, try them in clean roots (minutes; fetches Debian roots and PyPI's packages)
+	$(Q)tests/run packages/
+deps-packages:
+	$(Q).ci/deps packages
 
 # --- care ---
 C_FILES = $(wildcard $(foreach d,$(LAYERS) tests,$(foreach e,c h cu,$(d)/*.$e $(d)/*/*.$e $(d)/*/*/*.$e)))
-SHELL_FILES = .ci/deps .ci/libfuse .ci/python .ci/run tests/compat/build $(wildcard mount-helpers/*/*.sh tests/*.sh tests/*/*.sh)
+SHELL_FILES = .ci/abi .ci/deps .ci/libfuse .ci/python .ci/run $(filter-out %/dist-info,$(wildcard mount-helpers/package/*)) $(wildcard mount-helpers/debian/wsync.p*) tests/compat/build $(wildcard mount-helpers/*/*.sh tests/*.sh tests/*/*.sh)
 .PHONY: format lint lint-arrows lint-format lint-tidy lint-cppcheck lint-shell clean help
 format: deps-lint ## format all C files
 	$(Q)clang-format -i $(C_FILES)

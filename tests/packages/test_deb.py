@@ -11,7 +11,7 @@ NAMES = ("wsync", "libwsync0", "libwsync-dev", "python3-wsync")
 @pytest.fixture(scope="module")
 def built():
     """The packages' paths for a suite, by name; built once."""
-    need("mmdebstrap", "dpkg-deb", "dpkg-scanpackages")
+    need("mmdebstrap", "dpkg-deb")
     made = {}
 
     def of(suite):
