@@ -300,7 +300,7 @@ uninstall: ## remove what install put there
 .PHONY: dist deb wheel image abi test-packages deps-packages
 dist: ## the source release, build/dist/wsync-VERSION.tar.gz
 	$(Q)mount-helpers/package/dist
-wheel: ## the Python package for any Linux with glibc 2.31, into build/wheel
+wheel: ## the Python package for any Linux with glibc 2.36, into build/wheel
 	$(Q)mount-helpers/package/wheel
 deb: ## Debian packages, into build/deb (ARGS=bookworm: in a root of that suite; else on this machine)
 	$(Q)mount-helpers/package/deb $(ARGS)
