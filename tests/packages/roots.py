@@ -51,7 +51,7 @@ class Root:
             return None
 
     def end(self):
-        self.process.terminate()
+        self.process.kill()  # unshare passes over SIGTERM, and its child dies with it
         self.process.wait(20)
 
     def command(self, *args):

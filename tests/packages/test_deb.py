@@ -17,7 +17,7 @@ def built():
     def of(suite):
         if suite not in made:
             lines = script("deb", suite, timeout=3000).splitlines()
-            paths = [os.path.join(ROOT, line) for line in lines if re.fullmatch(r"build/deb/\S+\.deb", line)]
+            paths = [os.path.join(ROOT, line) for line in lines if re.fullmatch(r"build/deb/\S+\.deb", line) and "-dbgsym_" not in line]
             made[suite] = {os.path.basename(path).split("_")[0]: path for path in paths}
         return made[suite]
 

@@ -33,7 +33,7 @@ def test_bare_root(wheel):
     if subprocess.run([*pip, "pip"], check=False).returncode or subprocess.run([*pip, "--python-version", "3.11", "cffi"], check=False).returncode:
         pytest.skip("wheel: PyPI cannot be reached")
     root.put(wheel)
-    root.sh("python3 -m venv --without-pip /opt/venv; /opt/venv/bin/python /root/pip-*.whl/pip install -q --no-index --find-links /root "
+    root.sh("python3 -m venv --without-pip /opt/venv; /opt/venv/bin/python $(echo /root/pip-*.whl)/pip install -q --no-index --find-links /root "
             "/root/" + os.path.basename(wheel))
     command = "/opt/venv/bin/wsync"
     assert script("version", "commit").strip() in root.run(command, "version")
