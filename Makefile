@@ -2,8 +2,8 @@
 # down (mount-helpers -> fs -> backends -> transports), so an arrow that points up does not link.
 
 VERSION := 0.2.0
-# What `wsync version` says of a build from git, between releases.
-COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --exclude '*' 2>/dev/null))
+# What `wsync version` says of a build from git, between releases; a source release knows it, too.
+COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --exclude '*' 2>/dev/null),$(word 2,$(shell cat .release 2>/dev/null)))
 PREFIX ?= /usr/local
 BINDIR ?= $(PREFIX)/bin
 # Where mount(8) looks for its helpers; a PREFIX of one's own keeps to itself.
@@ -34,7 +34,7 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse; only manuals want scdoc ---
-NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate campaign soak bench bench-gpu gpu-bundle format lint uninstall
+NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate campaign soak bench bench-gpu gpu-bundle format lint uninstall dist deb wheel image test-packages deps-packages
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd gnutls libcurl jansson libxxhash libzstd libzmq libsodium
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(if $(filter all man install,$(or $(MAKECMDGOALS),all)),scdoc) $(PACKAGES) 2>&1 || echo pkg-config failed)
@@ -144,10 +144,10 @@ $(A_transports) $(A_engine) $(A_trainer) $(A_fs):
 
 # Bound at its start: the resolver of later calls saves vector registers, and what a token leaves there, on stacks.
 $(B)/wsync: $(call OBJ,mount-helpers) $(A_fs) $(BACKENDS)
-	$(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -Wl,-z,relro,-z,now -o $@ $^ $(FUSE_LIBS) $(LIBS)
+	$(call say,LINK,$@)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -Wl,-z,relro,-z,now -o $@ $^ $(FUSE_LIBS) $(LIBS)
 
 $(B)/libwsync.so: $(BACKENDS) backends/trainer/libwsync.map
-	$(call say,LINK,$@)$(CC) $(ALL_CFLAGS) -shared -Wl,-soname,libwsync.so.0 \
+	$(call say,LINK,$@)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -shared -Wl,-soname,libwsync.so.0 \
 		-Wl,--version-script=backends/trainer/libwsync.map $(if $(SAN),,-Wl,-z,defs) -o $@ \
 		-Wl,--whole-archive $(A_trainer) -Wl,--no-whole-archive $(A_engine) $(A_transports) $(LIBS)
 	@ln -sf $(@F) $@.0
@@ -315,9 +315,26 @@ uninstall: ## remove what install put there
 	@# v0.1.0 put its helper into /sbin whatever the prefix was: only where it leads to what was just removed
 	@old=$(DESTDIR)/sbin/mount.wsync; if [ "$$(readlink $$old 2>/dev/null)" = $(BINDIR)/wsync ]; then rm -f $$old || true; fi
 
+# --- packages ---
+.PHONY: dist deb wheel image abi test-packages deps-packages
+dist: ## the source release, build/dist/wsync-VERSION.tar.gz
+	$(Q)mount-helpers/package/dist
+wheel: ## the Python package for any Linux with glibc 2.36, into build/wheel
+	$(Q)mount-helpers/package/wheel
+deb: ## Debian packages, into build/deb (ARGS=bookworm: in a root of that suite; else on this machine)
+	$(Q)mount-helpers/package/deb $(ARGS)
+image: ## an OCI image with the command, into build/image (ARGS=trixie: the suite whose packages are in it)
+	$(Q)mount-helpers/package/image $(ARGS)
+abi: all old-releases ## is libwsync compatible with that of the last release?
+	$(Q).ci/abi
+test-packages: deps-test deps-packages ## build the packages, try them in clean roots (minutes; fetches Debian roots and PyPI's packages)
+	$(Q)tests/run packages/
+deps-packages:
+	$(Q).ci/deps packages
+
 # --- care ---
 C_FILES = $(wildcard $(foreach d,$(LAYERS) tests,$(foreach e,c h cu,$(d)/*.$e $(d)/*/*.$e $(d)/*/*/*.$e)))
-SHELL_FILES = .ci/deps .ci/libfuse .ci/python .ci/run tests/compat/build $(wildcard mount-helpers/*/*.sh tests/*.sh tests/*/*.sh)
+SHELL_FILES = .ci/abi .ci/deps .ci/libfuse .ci/python .ci/run $(filter-out %/dist-info,$(wildcard mount-helpers/package/*)) $(wildcard mount-helpers/debian/wsync.p*) tests/compat/build $(wildcard mount-helpers/*/*.sh tests/*.sh tests/*/*.sh)
 .PHONY: format lint lint-arrows lint-format lint-tidy lint-cppcheck lint-shell clean help
 format: deps-lint ## format all C files
 	$(Q)clang-format -i $(C_FILES)

@@ -1,7 +1,6 @@
 """The wheel carries libwsync, its header and the wsync command, built by the Makefile two folders up: it is for
 the machines' own Linux and has the same version. Everything else is in pyproject.toml."""
 import os
-import re
 import shutil
 import subprocess
 
@@ -17,8 +16,7 @@ SCRATCH = os.path.join(ROOT, "build", "python")  # what setuptools writes while 
 
 
 def version():
-    with open(os.path.join(ROOT, "Makefile")) as f:
-        return re.search(r"^VERSION := (\S+)$", f.read(), re.M).group(1)
+    return subprocess.check_output([os.path.join(ROOT, "mount-helpers/package/version"), "pep440"], text=True).strip()
 
 
 def make():

@@ -1,5 +1,6 @@
 #include "fs/switch/peer_mounts.h"
 #include "transports/base/clock.h"
+#include "transports/base/jansson_keys.h"
 #include "transports/base/name.h"
 #include "transports/protocol/api.h"
 #include <errno.h>

@@ -1,4 +1,5 @@
 #include "mount-helpers/commands/pickle.h"
+#include "transports/base/jansson_keys.h"
 #include <endian.h>
 #include <stdbool.h>
 #include <stdint.h>

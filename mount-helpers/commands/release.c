@@ -2,6 +2,7 @@
  * (backends/trainer/agent/fleet/release.h). */
 #include "mount-helpers/cli/agents.h"
 #include "mount-helpers/commands/release_services.h"
+#include "transports/base/jansson_keys.h"
 #include "transports/base/limits.h"
 #include "transports/base/text.h"
 #include "transports/protocol/api.h"

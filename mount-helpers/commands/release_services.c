@@ -1,4 +1,5 @@
 #include "mount-helpers/commands/release_services.h"
+#include "transports/base/jansson_keys.h"
 #include "transports/http/url.h"
 #include <inttypes.h>
 #include <stdio.h>
