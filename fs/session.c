@@ -464,6 +464,17 @@ static int check_settings(const struct ws_mount_options *o, struct ws_error *err
     return rc;
 }
 
+/* The daemon looks at its mount, and detaches it, as that user. */
+static int check_reach(const struct ws_mount_options *o, struct ws_error *err)
+{
+    const int rc = o->run_as.name ? ws_run_as_reaches(&o->run_as, o->mountpoint) : 0;
+    return rc < 0 ? ws_error_set(err, -rc,
+                                 "the user %s of run-as= cannot reach %s: %s; the folders above it want the "
+                                 "mode x for that user",
+                                 o->run_as.name, o->mountpoint, strerror(-rc))
+                  : 0;
+}
+
 /* From here on with the rights of run-as=. Before any thread is started. */
 static int become_user(struct ws_fs *fs, struct ws_error *err)
 {
@@ -652,7 +663,9 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     fs.reads = choose_reads(o, why, sizeof(why));
     describe_reads(&fs, why);
     bool is_daemon = true;
-    rc = start_session(&fs, err);
+    rc = check_reach(o, err);
+    if (rc == 0)
+        rc = start_session(&fs, err);
     if (rc == 0)
         rc = supervise(&fs, &is_daemon, err);
     if (rc == 0 && !is_daemon)

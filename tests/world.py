@@ -5,6 +5,7 @@ tree's build/."""
 import atexit
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import random
@@ -109,12 +110,22 @@ def suspend(pid):
 
 
 def free_port():
-    """A port outside the kernel's range for outgoing connections: before it is bound, no other test's client can get it."""
+    """A port outside the kernel's range for outgoing connections, so that before it is bound no test's client can get it; and no other process
+    of tests, whose ports are locked files, for as long as this one runs."""
+    folder = f"/tmp/wsync-test-ports-{os.geteuid()}"
+    os.makedirs(folder, mode=0o700, exist_ok=True)
     while True:
         port = random.SystemRandom().randrange(10000, 32768)
+        lock = os.open(f"{folder}/{port}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         with socket.socket() as s, contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             s.bind(("127.0.0.1", port))
+            free_port.locks.append(lock)
             return port
+        os.close(lock)
+
+
+free_port.locks = []
 
 
 def wsync(*args, check=True, timeout=60, command=WSYNC, **kw):

@@ -5,7 +5,9 @@
 #include <pwd.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 int ws_run_as_find(struct ws_run_as *out, const char *name, struct ws_error *err)
@@ -47,4 +49,19 @@ int ws_run_as_keep(const struct ws_run_as *who, uint64_t capabilities)
         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0)
         return -errno;
     return 0;
+}
+
+int ws_run_as_reaches(const struct ws_run_as *who, const char *path)
+{
+    struct stat st;
+    int status;
+    const pid_t pid = fork();
+    if (pid == 0) {
+        const int rc = ws_run_as_keep(who, 0);
+        _exit(rc < 0 ? -rc : stat(path, &st) == 0 ? 0 : errno);
+    }
+    while (pid > 0 && waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return -errno;
+    return pid < 0 ? -errno : WIFEXITED(status) ? -WEXITSTATUS(status) : -EINTR;
 }

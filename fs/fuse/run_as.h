@@ -22,4 +22,7 @@ WS_MUST_USE int ws_run_as_become(const struct ws_run_as *who, struct ws_error *e
 /* The same for a process of one thread, which keeps these capabilities. System calls only. -errno. */
 WS_MUST_USE int ws_run_as_keep(const struct ws_run_as *who, uint64_t capabilities);
 
+/* Can that user reach the path, by the modes of the folders above it? Looks in a child process. -EACCES and their like. */
+WS_MUST_USE int ws_run_as_reaches(const struct ws_run_as *who, const char *path);
+
 #endif

@@ -166,7 +166,7 @@ def test_no_other_routes():
                 registered |= {(m, p + ("signature" if verb else "")) for m, p, verb in found}
                 registered |= {("POST", "/v1/local/" + verb) for verb in re.findall(r'WS_RANK_ROUTE\("([^"]+)", [A-Z]+,', text)}
     table = routes()
-    assert registered | {("GET", "/healthz"), ("POST", "/healthz")} == set(table)
+    assert registered | {("GET", "/"), ("GET", "/healthz"), ("POST", "/healthz")} == set(table)
     agent, secrets = world(all=",".join(ROLES))
     clients = {"http": Http(agent.url, secrets["all"]), "unix": Unix(agent.sock)}
     more = {("GET", "/v1/{model}"), ("POST", "/v1/{model}/{version}"), ("GET", "/v1/local/begin"), ("GET", "/v1/{model}/node"), ("GET", "/v1/none"),

@@ -34,7 +34,7 @@ def published(options=f"run-as={USER},state=none", **kw):
     agent = Agent()
     folder = checkpoint(SMALL, seed=1)
     agent.publish("actor", 1, folder)
-    mount = Mount(agent.url, options, **kw)
+    mount = Mount(agent.url, options, path=open_to_all(), **kw)
     mount.wait_version("actor", 1)
     return agent, folder, mount
 
@@ -123,7 +123,7 @@ def test_settings():
     need_fuse()
     agent, folder, state = Agent(), checkpoint(SMALL, seed=1), open_to_all()
     agent.publish("actor", 1, folder)
-    m = Mount(agent.url, f"run-as={USER},state={state}", wait=False)
+    m = Mount(agent.url, f"run-as={USER},state={state}", path=open_to_all(), wait=False)
     assert m.process.wait(20 * SLOW) != 0
     assert f"chown -R {USER} {state}" in m.text() and not m.mounted(), m.text()
     os.chown(state, pwd.getpwnam(USER).pw_uid, -1)
@@ -148,6 +148,16 @@ def test_refused(options, said):
     need_fuse()
     r = wsync("mount", "-f", "-o", f"state=none,{options}", f"dir:{TESTDIR}", unique("mnt"), check=False)
     assert r.returncode and said in r.stderr, r
+
+
+def test_out_of_reach():
+    "a folder that the user cannot reach is named, and nothing is mounted"
+    need_fuse()
+    place = open_to_all()
+    os.mkdir(place + "/within")
+    os.chmod(place, 0o700)
+    r = wsync("mount", "-f", "-o", f"state=none,run-as={USER}", f"dir:{TESTDIR}", place + "/within", check=False)
+    assert r.returncode and f"cannot reach {place}/within" in r.stderr and not os.path.ismount(place + "/within"), r
 
 
 def test_only_root():

@@ -201,11 +201,14 @@ void *ws_http_begin(void *cls, const char *uri, struct MHD_Connection *c)
     ws_http_link_sends_head(&s->links, link_of(c));
     for (i = 0; uri[i]; i++)
         n += uri[i] == '&';
-    /* A target with more, or longer, arguments than any served one is cut to "/", which no route is for.
+    /* A target with more, or longer, arguments than any served one is cut to "//", which no route is for.
      * libmicrohttpd, where its memory does not hold the arguments, never answers, and crashes if the client has
      * gone. */
-    if (n >= MOST_ARGUMENTS || i > MOST_TARGET_BYTES)
-        memset((char *)(uintptr_t)uri + 1, 0, i - 1); /* it is a line of the connection's own buffer */
+    if (n >= MOST_ARGUMENTS || i > MOST_TARGET_BYTES) {
+        char *line = (char *)(uintptr_t)uri; /* of the connection's own buffer */
+        memset(line, 0, i);
+        line[0] = line[1] = '/';
+    }
     if (in && !(in->target = strdup(uri))) {
         free(in);
         return NULL;
