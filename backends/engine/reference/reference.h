@@ -16,7 +16,8 @@ struct ws_reference_options {
     bool lie;               /* answer such a load with success, and load nothing */
     unsigned slow_ms;       /* added to each load */
     unsigned busy;          /* how many flushes of its cache are refused, as if requests were in the way */
-    const char *die_at; /* "pause", "open", "load", "reply", "wake", "continue", "adapter" (it is loaded, and not yet
+    const char
+        *die_at; /* "pause", "open", "load", "reply", "wake", "continue", "adapter" (it is loaded, and not yet
                               * answered), "draft" (likewise): exits there; NULL: never */
     unsigned refuse_resumes; /* vLLM's: so many are refused, as while a pause is under way */
     unsigned workers;        /* SGLang's tokenizer workers; over 1: queries reach one that got no load */

@@ -40,7 +40,7 @@ struct ws_reference {
 
     pthread_mutex_t pause_lock;
     pthread_cond_t resumed;
-    bool paused, in_place, stopping; /* guarded by pause_lock */
+    bool paused, in_place, stopping;                  /* guarded by pause_lock */
     bool weights_asleep, cache_asleep, graphs_asleep; /* the last: SGLang's */
     bool images_known,
         images_held; /* vLLM's: the scheduler has seen one, the workers keep what they made of it */
