@@ -35,6 +35,7 @@ def before(debs, folder):
     if not os.path.exists(old + "/wsync"):
         pytest.skip("v0.1.0 was not built: the history here does not reach back to v0.1.0, or `make old-releases` was not run")
     made = []
+    os.makedirs(folder)
     for name, replaced in (("wsync", "usr/bin/wsync"), ("libwsync0", None)):
         tree = os.path.join(folder, name)
         subprocess.run(["dpkg-deb", "-R", debs[name], tree], check=True)
