@@ -120,6 +120,12 @@ static struct ws_version *former_version(struct ws_fs *fs, uint64_t id)
     return v;
 }
 
+/* Of a mount that outlives its daemons the kernel looks the name up once more: what it knows may be a former one's. */
+static int gone(const struct ws_fs *fs)
+{
+    return fs->life ? -ESTALE : -ENOENT;
+}
+
 int ws_tree_node_get(struct ws_fs *fs, fuse_ino_t ino, struct ws_tree_node *out)
 {
     *out = (struct ws_tree_node){.ino = ino, .kind = ws_ino_kind(ino), .index = ws_ino_index(ino)};
@@ -133,13 +139,13 @@ int ws_tree_node_get(struct ws_fs *fs, fuse_ino_t ino, struct ws_tree_node *out)
     case WS_KIND_MODEL_VIEW:
     case WS_KIND_MODEL_LINK: {
         out->model = model_of(fs, ws_ino_id(ino));
-        return out->model ? 0 : -ESTALE;
+        return out->model ? 0 : gone(fs);
     }
     default:
         out->version = ws_version_by_serial(fs->store, ws_ino_id(ino));
         if (!out->version)
             out->version = former_version(fs, ws_ino_id(ino));
-        return out->version ? 0 : -ESTALE;
+        return out->version ? 0 : gone(fs);
     }
 }
 

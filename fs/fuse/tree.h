@@ -13,7 +13,7 @@ struct ws_tree_node {
     struct ws_model *model;     /* model kinds */
     struct ws_version *version; /* version kinds */
 };
-/* -ESTALE: what it led to is gone, or was a former daemon's (life.h): the kernel looks its name up once more. */
+/* -ENOENT: what it led to is gone; -ESTALE in a mount that outlives its daemons. */
 WS_MUST_USE int ws_tree_node_get(struct ws_fs *fs, fuse_ino_t ino, struct ws_tree_node *out);
 void ws_tree_node_release(struct ws_tree_node *n);
 /* A former daemon's? The kernel may still pass such a file through, to the memory that that had, and takes no other: it is opened anew, as

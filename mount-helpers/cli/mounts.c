@@ -218,7 +218,7 @@ int mounts_each_folder(const char *path, bool may_be_gone, int (*visit)(void *ar
 {
     struct dirent **names;
     int n = scandir(path, &names, is_shown, by_name);
-    if (n < 0 && errno == ENOENT && may_be_gone)
+    if (n < 0 && (errno == ENOENT || errno == ESTALE) && may_be_gone)
         return CLI_OK;
     if (n < 0)
         return cli_fail("cannot list %s: %s%s", path, strerror(errno), mounts_hint(errno));

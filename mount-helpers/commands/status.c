@@ -30,7 +30,7 @@ static int read_model(void *arg, const char *model)
     int code = CLI_OK;
     if (engines)
         json_array_append_new(r->models, status_json_model(model, status, engines));
-    else if (errno != ENOENT || r->is_one)
+    else if ((errno != ENOENT && errno != ESTALE) || r->is_one)
         code = cli_fail("cannot read %s/%s/%s: %s%s", r->mount, model, status ? "engines" : "status",
                         strerror(errno), mounts_hint(errno));
     free(status);
