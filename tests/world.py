@@ -152,6 +152,24 @@ def open_to_all():
     return path
 
 
+def as_user(uid, call, groups=()):
+    """The call by a child process of that user: 0, or its errno."""
+    pid = os.fork()
+    if pid == 0:
+        code = 255
+        try:
+            os.setgroups(groups)
+            os.setgid(uid)
+            os.setuid(uid)
+            call()
+            code = 0
+        except OSError as e:
+            code = e.errno
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 class Process:
     """A wsync process in the foreground with its log; it ends with the test."""
 

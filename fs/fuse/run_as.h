@@ -17,7 +17,7 @@ struct ws_run_as {
 /* Looks the user up, with all groups. -ENOENT: there is none; -EPERM: it is
  * root, or this process is not; -E2BIG: it has too many groups. */
 WS_MUST_USE int ws_run_as_find(struct ws_run_as *out, const char *name, struct ws_error *err);
-/* The whole process becomes that user, without any capability and for good. -errno: it must end, as it may be half of both. */
+/* The whole process becomes that user, without any capability and for good. While there is one thread. -errno: it must end, as it may be half of both. */
 WS_MUST_USE int ws_run_as_become(const struct ws_run_as *who, struct ws_error *err);
 /* The same for a process of one thread, which keeps these capabilities. System calls only. -errno. */
 WS_MUST_USE int ws_run_as_keep(const struct ws_run_as *who, uint64_t capabilities);

@@ -105,21 +105,7 @@ def test_socket():
 
 
 def as_nobody(call, groups=()):
-    """0 or the errno of a call by a stranger."""
-    pid = os.fork()
-    if pid == 0:
-        code = 255
-        try:
-            os.setgroups(groups)
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            call()
-            code = 0
-        except OSError as e:
-            code = e.errno
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return as_user(NOBODY, call, groups)
 
 
 def read_all(path):

@@ -68,6 +68,17 @@ def test_privileges():
     assert not m.mounted()
 
 
+def test_secure_bits():
+    "a launcher whose secure bits let another user keep root's capabilities gives the daemon none"
+    need_fuse()
+    agent = Agent()
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    m = type("Kept", (Mount,), {"prefix": ("setpriv", "--securebits=+no_setuid_fixup")})(agent.url, f"run-as={USER},state=none", path=open_to_all())
+    m.wait_version("actor", 1)
+    of = status_of(m.pid)
+    assert int(of["CapPrm"], 16) == int(of["CapEff"], 16) == 0 and int(status_of(broker_of(m))["CapEff"], 16) == SYS_ADMIN, of
+
+
 def test_in_background():
     "a daemon in the background does the same, and wsync umount waits for its end"
     need_fuse()

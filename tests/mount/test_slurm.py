@@ -35,23 +35,6 @@ class Node:
         self.call("wsync-epilog", job, comment)
 
 
-def as_user(uid, call):
-    pid = os.fork()
-    if pid == 0:
-        code = 255
-        try:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
-            call()
-            code = 0
-        except OSError as e:
-            code = e.errno
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 def test_job():
     "a job finds its mount, which its user alone reads and commands, and the epilog takes it away, also while it is busy"
     need_fuse()

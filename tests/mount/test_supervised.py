@@ -233,6 +233,14 @@ def test_ends(how):
     assert not m.mounted() and has_ended(daemon)
 
 
+def test_ends_of_children_are_ignored():
+    "also where who started it ignores SIGCHLD, a daemon's death is seen"
+    agent, folder, m = published(type("Ignoring", (Supervised,), {"prefix": ("env", "--ignore-signal=CHLD")}))
+    m.kill_daemon()
+    m.wait_version("actor", 1)
+    assert same(m.file("actor/1"), folder)
+
+
 def test_supervisor_is_killed():
     "its daemon serves on, and ends when it is unmounted"
     agent, folder, m = published()
