@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from wsync.engines._buckets import Buckets
 from wsync.engines._torch_group import Group, connect, listen
-from wsync.read._weights import ParamMeta
+from wsync.read._weight_source import ParamMeta
 from wsync.vllm._broadcast import ReceivedVersion
 
 ROUNDS, BUCKET_BYTES, TIMEOUT = 7, 16 << 20, 60.0

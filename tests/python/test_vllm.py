@@ -59,8 +59,8 @@ def begun(monkeypatch):
     """value: whether vLLM's load is begun and not finished; undone: the models whose tensors were given back; lost: what its
     reload loses."""
     state = types.SimpleNamespace(value=False, undone=[], lost=[])
-    monkeypatch.setattr(_loader, "_load_in_progress", lambda _: state.value)
-    monkeypatch.setattr(_loader, "_restore_kernel_tensors", state.undone.append)
+    monkeypatch.setattr(_loader, "load_in_progress", lambda _: state.value)
+    monkeypatch.setattr(_loader, "restore_kernel_tensors", state.undone.append)
     monkeypatch.setattr(_loader, "lost_parameters", lambda model, layout: state.lost)
     return state
 

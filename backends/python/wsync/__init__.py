@@ -17,8 +17,8 @@ from .publish._publisher import Publisher
 from .read._chunks import WeightChunk, WeightExtractor
 from .read._gpu import GpuWeights, load_gpu, map_gpu
 from .read._safetensors import FormatError
-from .read._weight_source import WeightSource
-from .read._weights import ParamMeta, Weights, open
+from .read._weight_source import ParamMeta, WeightSource
+from .read._weights import Weights, open
 
 __version__ = _text(_lib.wsync_version())
 

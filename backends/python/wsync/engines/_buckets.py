@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..read._chunks import WeightExtractor
-from ..read._weights import ParamMeta
+from ..read._weight_source import ParamMeta
 
 
 class Buckets:

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from ..lib import _dtypes
 from ..lib._library import Strings, check, ffi, lib, text_and_free
-from ..read._weights import ParamMeta
+from ..read._weight_source import ParamMeta
 
 
 def broadcast_info(address: str, port: int, rank_offset: int, world_size: int, group: str, backend: str) -> dict[str, Any]:

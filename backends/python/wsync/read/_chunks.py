@@ -9,7 +9,8 @@ from typing import Any, Optional
 
 from ..lib import _dtypes
 from ..lib._library import Strings, check, ffi, lib
-from ._weights import ParamMeta, Weights
+from ._weight_source import ParamMeta
+from ._weights import Weights
 
 _CASTABLE = ("float16", "bfloat16", "float32", "float64")
 

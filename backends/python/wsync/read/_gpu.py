@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Optional, Union
 from ..lib import _cuda, _dtypes
 from ..lib._library import Error, Strings, check, ffi, lib, text
 from ._safetensors import FormatError
-from ._weights import ParamMeta, Weights, open as open_weights
+from ._weight_source import ParamMeta, WeightSource
+from ._weights import open as open_weights
 
 SHARED = os.path.join(".wsync", "cuda_ipc.json")
 MAX_SHARED_BYTES = 256 << 20
@@ -265,10 +266,8 @@ class GpuWeights(Mapping[str, Any]):
         """Name, dtype and shape of every tensor, in the mapping's order, which is that of names."""
         return [self._arrays.meta(name, *entry) for name, entry in self._entries.items()]
 
-    def source(self) -> Any:
+    def source(self) -> WeightSource:
         """These weights as a ``wsync.WeightSource``, the interface of vLLM's and SkyRL's senders."""
-        from ._weight_source import WeightSource
-
         return WeightSource(self)
 
     def close(self) -> None:
@@ -327,34 +326,8 @@ def _address(agent: str) -> str:
     return agent if agent.startswith("unix:") else f"unix:{agent}"
 
 
-def to_gpu(weights: Weights, device: Any = "cuda") -> dict[str, Any]:
-    """``Weights.to_gpu``."""
-    import torch
-
-    device = torch.device(device)
-    if device.type != "cuda":
-        raise ValueError(f"device={str(device)!r} is no CUDA device: on the host, take the tensors themselves")
-    found: dict[str, Any] = {}
-    for file in dict.fromkeys(weights._file_names.values()):
-        entries = weights._file(file).entries
-        begin = min((e.begin for e in entries.values()), default=0)
-        memory = torch.empty(max((e.end for e in entries.values()), default=0) - begin, dtype=torch.uint8, device=device)
-        _cuda.synchronize(memory.device)
-        fd = weights._folder.open(file)
-        try:
-            check(lib.wsync_file_to_gpu(fd, begin, memory.numel(), ffi.cast("void *", memory.data_ptr())))
-        finally:
-            os.close(fd)
-        for name, e in entries.items():
-            dtype, part = _dtypes.torch_dtype(e.dtype), memory[e.begin - begin : e.end - begin]
-            if (e.begin - begin) % dtype.itemsize:
-                part = part.clone()  # a view must be aligned to its dtype
-            found[name] = part.view(dtype).reshape(_dtypes.torch_shape(e.dtype, e.shape))
-    return {name: found[name] for name in weights._file_names}
-
-
 def load_gpu(path: Union[str, "os.PathLike[str]"], device: Any = "cuda") -> dict[str, Any]:
     """Loads all tensors of a mounted version, a checkpoint folder or a file into GPU memory: several threads read through pinned
     buffers, at the speed of the link if the file is in memory. Tensors are views of one buffer per file."""
     with open_weights(path, "torch") as weights:
-        return to_gpu(weights, device)
+        return weights.to_gpu(device)

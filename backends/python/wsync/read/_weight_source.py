@@ -2,9 +2,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
-from ._weights import ParamMeta, Weights
+
+class ParamMeta(NamedTuple):
+    """As vLLM's and SkyRL's ParamMeta: name; dtype (the framework's); shape (a tuple)."""
+
+    name: str
+    dtype: Any
+    shape: tuple[int, ...]
 
 
 class WeightSource:
@@ -14,7 +20,8 @@ class WeightSource:
     source may be iterated any number of times, each time by one thread. If vLLM is imported, isinstance(source, vLLM's
     WeightSource) is true."""
 
-    def __init__(self, weights: Weights):
+    def __init__(self, weights: Any):
+        """weights: a mapping of names to tensors with metadata(), as Weights and GpuWeights are."""
         self.weights = weights
         _register()
 

@@ -5,24 +5,18 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional, Union
 
 from ..lib import _dtypes
 from ..lib._folder import Folder, VersionFiles
 from ..lib._library import Strings, ffi, lib, text
 from ._safetensors import File, FormatError, checked
+from ._to_gpu import to_gpu
+from ._weight_source import ParamMeta, WeightSource
 
 INDEX = "model.safetensors.index.json"
 MANIFEST = ".wsync/manifest.json"
 MAX_MANIFEST_BYTES = 256 << 20
-
-
-class ParamMeta(NamedTuple):
-    """As vLLM's and SkyRL's ParamMeta: name; dtype (the framework's); shape (a tuple)."""
-
-    name: str
-    dtype: Any
-    shape: tuple[int, ...]
 
 
 class Weights(Mapping[str, Any]):
@@ -166,14 +160,10 @@ class Weights(Mapping[str, Any]):
 
     def to_gpu(self, device: Any = "cuda") -> dict[str, Any]:
         """Loads all tensors into GPU memory (torch), as views of one buffer per file; see ``wsync.load_gpu``."""
-        from ._gpu import to_gpu
-
         return to_gpu(self, device)
 
-    def source(self) -> Any:
+    def source(self) -> WeightSource:
         """These weights as a ``wsync.WeightSource``, the interface of vLLM (since 0.30) and SkyRL (since 0.4)."""
-        from ._weight_source import WeightSource
-
         return WeightSource(self)
 
     def close(self) -> None:

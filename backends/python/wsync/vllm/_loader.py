@@ -24,6 +24,7 @@ from ..patch._versions import KEYS, identity, is_version
 from ..read._weights import Weights, open
 from ._broadcast import ReceivedVersion
 from ._cpu_reload import check_reload, pack_tied
+from ._layerwise import load_in_progress, partly_filled_layers, restore_kernel_tensors, tied_parameters
 from ._lost import lost_parameters
 from ._ranks import Ranks
 
@@ -108,7 +109,7 @@ class Loader:
         """The served version: loaded here, at vLLM's start, or by vLLM's own reload. None if its files are unknown, for example after a
         start with dummy weights."""
         path = self._model_config.model
-        if path != self._path and not (self._path and _load_in_progress(self._model)):  # vLLM sets the path even if its reload fails
+        if path != self._path and not (self._path and load_in_progress(self._model)):  # vLLM sets the path even if its reload fails
             self._path, self._served = path, None
             try:
                 with open(_folder(path, self._model_config, self._config.load_config), "torch") as weights:
@@ -230,7 +231,7 @@ class Loader:
         import torch
         from vllm.model_executor.model_loader.reload import layerwise
 
-        _restore_kernel_tensors(self._model)  # after a failed reload by vLLM itself
+        restore_kernel_tensors(self._model)  # after a failed reload by vLLM itself
         tied = tied_parameters(self._model)
         layerwise.initialize_layerwise_reload(self._model)
         needed = self._needed()
@@ -239,7 +240,7 @@ class Loader:
             log.info("this model does not say which parameters it loaded: only the version's names were checked")
         elif lacking := sorted(name for name in needed - loaded if not tied.get(name, frozenset()) & loaded):
             raise ValueError(f"it has nothing for {len(lacking)} of the model's parameters: {summary(lacking)}")
-        if self._check_partial and (partial := _partly_filled_layers(self._model)):
+        if self._check_partial and (partial := partly_filled_layers(self._model)):
             raise ValueError(f"it has only a part of {len(partial)} of the model's layers: {summary(partial)}")
         layerwise.finalize_layerwise_reload(self._model, self._model_config)
         pack_tied(self._model)
@@ -274,17 +275,17 @@ class Loader:
         import torch
         from vllm.model_executor.model_loader.reload import layerwise
 
-        _restore_kernel_tensors(self._model)
+        restore_kernel_tensors(self._model)
         try:
             with _quiet_reload():
                 layerwise.initialize_layerwise_reload(self._model)
                 self._model.load_weights((name, weights[name]) for name in weights if name in names)
-                if partial := _partly_filled_layers(self._model):
+                if partial := partly_filled_layers(self._model):
                     raise ValueError(f"only a part of {len(partial)} of the model's layers was loaded: {summary(partial)}")
                 layerwise.finalize_layerwise_reload(self._model, self._model_config)
             pack_tied(self._model)
         finally:
-            _restore_kernel_tensors(self._model)
+            restore_kernel_tensors(self._model)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
@@ -312,7 +313,7 @@ class Loader:
     def _try_restore(self) -> Optional[str]:
         served = self._served
         try:
-            _restore_kernel_tensors(self._model)  # in any case: a request that meets a half-loaded layer kills vLLM
+            restore_kernel_tensors(self._model)  # in any case: a request that meets a half-loaded layer kills vLLM
             if served is None or served.path is None:
                 return "it is not known where the version before is" if served else "it is not known which version that was before"
             with open(served.path, "torch") as weights:
@@ -365,45 +366,6 @@ def _quiet_reload() -> Iterator[None]:
         yield
     finally:
         log_of_reloads.setLevel(level)
-
-
-def tied_parameters(model: Any) -> dict[str, frozenset[str]]:
-    """For each parameter that has several names, all of them. To be asked before a load, which gives each name a parameter of its own."""
-    names: dict[int, set[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(p), set()).add(name)
-    return {name: frozenset(group) for group in names.values() if len(group) > 1 for name in group}
-
-
-def _restore_kernel_tensors(model: Any) -> None:
-    """Gives its tensors back to every layer whose load was begun and not finished; their values may be of either version."""
-    from vllm.model_executor.model_loader.reload import layerwise
-
-    for layer in model.modules():
-        info = layerwise.get_layerwise_info(layer)
-        if info.can_load() and info.kernel_tensors is not None:
-            layerwise._place_kernel_tensors(layer, info)
-            info.reset()
-
-
-def _partly_filled_layers(model: Any) -> list[str]:
-    """Layers that a load has filled only in part, for example fused layers of which one source tensor is missing. Padded layers look the
-    same; of those, vocabulary embeddings are recognized and skipped."""
-    from vllm.model_executor.model_loader.reload import layerwise
-
-    found = []
-    for name, layer in model.named_modules():
-        info = layerwise.get_layerwise_info(layer)
-        if info.can_load() and 0 < info.load_numel < info.load_numel_total and not hasattr(layer, "num_embeddings_padded"):
-            found.append(name)
-    return found
-
-
-def _load_in_progress(model: Any) -> bool:
-    """Whether a load was begun and not finished."""
-    from vllm.model_executor.model_loader.reload import layerwise
-
-    return any(layerwise.get_layerwise_info(layer).can_load() for layer in model.modules())
 
 
 _loaders: "WeakKeyDictionary[Any, Loader]" = WeakKeyDictionary()

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..lib import _dtypes
 from ..read._layout import Layout
+from ._layerwise import restore_kernel_tensors, tied_parameters
 
 log = logging.getLogger("vllm.wsync")
 
@@ -18,8 +19,6 @@ def lost_parameters(model: Any, layout: Layout) -> list[str]:
     """Parameters that a reload of such a version would leave as they are. Changes nothing. []: none, or it cannot be told."""
     import torch
     from vllm.model_executor.model_loader.reload import layerwise
-
-    from ._loader import _restore_kernel_tensors, tied_parameters
 
     tied = tied_parameters(model)
     pairs = [(name, torch.empty(shape, dtype=_dtypes.torch_dtype(dtype), device="meta")) for name, (dtype, shape) in layout.items()]
@@ -36,5 +35,5 @@ def lost_parameters(model: Any, layout: Layout) -> list[str]:
         return []
     finally:
         layerwise._layerwise_process, layerwise.get_numel_loaded = process, count
-        _restore_kernel_tensors(model)
+        restore_kernel_tensors(model)
     return sorted(name for name in said - heard if not tied.get(name, frozenset()) & heard)

@@ -6,7 +6,6 @@ from typing import Any, Optional
 from ..patch._patcher import Patcher
 from ..read._weights import open as open_weights
 from ._loader import Loader, Served, get_loader
-from ._told import patcher
 
 
 class WorkerEngine:
@@ -59,7 +58,7 @@ def forget_answers(worker: Any) -> None:
 
 def patcher_of(worker: Any) -> Patcher:
     """The worker's, made by the first call after its model was loaded."""
-    found = patcher(worker)
+    found: Optional[Patcher] = getattr(worker, "wsync_patcher", None)
     if found is None:
         loader = get_loader(worker.model_runner.get_model(), worker.vllm_config, getattr(worker, "wsync_start", None))
         found = loader.patcher = worker.wsync_patcher = Patcher(WorkerEngine(worker, loader))

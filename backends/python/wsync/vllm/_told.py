@@ -28,7 +28,7 @@ def tell_of_loads() -> None:
 
 
 def patcher(worker: Any) -> Optional[Any]:
-    """The worker's, if it has one: see _patch."""
+    """The worker's, if it has one: see _patch.patcher_of."""
     return getattr(worker, "wsync_patcher", None)
 
 
