@@ -1,5 +1,5 @@
-/* The reference engine's inside, shared by its files: reference (life, loading, pausing), reference_sglang
- * and reference_vllm (the routes of either server over it).
+/* The reference engine's inside, shared by its files: reference_state (what it serves, its pauses and caches), reference
+ * (life, loading), reference_sglang and reference_vllm (the routes of either server over it).
  *
  * Locks, in this order: the adapters' own, load_lock (one load at a time), weights_lock (what is served), pause_lock. */
 #ifndef WS_ENGINE_REFERENCE_REFERENCE_STATE_H
