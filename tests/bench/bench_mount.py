@@ -20,8 +20,8 @@ def large_checkpoint():
     return checkpoint({f"layers.{i}.weight": ("BF16", [1024, 2048]) for i in range(n)})
 
 
-def reads(agent, options, names):
-    mount = Mount(agent.url, options)
+def reads(agent, options, names, path=None):
+    mount = Mount(agent.url, options, path=path)
     mount.wait_version("actor", 1)
     wsync("pull", "--mount", mount.path, "actor", "1", timeout=300)
     rows = {r["name"]: r for r in json.loads(wsync("bench", "--json", "--repeat", "5", mount.file("actor/1/model.safetensors"), timeout=600).stdout)}
@@ -105,6 +105,8 @@ def main():
         reads(agent, "reads=passthrough", {"read-mount": ("read-mount", 0.95), "mmap-mount": ("mmap-mount", 0.95),
                                                   "read-mount-vs-shm": ("read-mount-vs-shm", None),
                                                   "mmap-mount-vs-shm": ("mmap-mount-vs-shm", None)})
+        reads(agent, "reads=passthrough,run-as=nobody,state=none", {"read-mount": ("read-unprivileged", 0.95), "mmap-mount": ("mmap-unprivileged", 0.95)},
+              open_to_all())
         reads(agent, "reads=link", {"read-mount": ("read-link", 0.98), "mmap-mount": ("mmap-link", 0.98)})
         stream_first_byte(agent)
         pull_ipc(agent)
