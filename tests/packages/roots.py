@@ -116,6 +116,17 @@ def try_out(root, wsync="wsync"):
     return agent, mount
 
 
+def address(agent):
+    """Where an agent of try_out listens."""
+    return agent.args[agent.args.index("--listen") + 1]
+
+
+def has_charts(agent):
+    """Asserts that the agent's page has its charts: the build that is in the package found their library."""
+    with urllib.request.urlopen(f"http://{address(agent)}/", timeout=20) as page:
+        assert b"Chart.js" in page.read()
+
+
 def publishes(root, version, wsync="wsync"):
     """Publishes the root's checkpoint as a version, as soon as the agent listens."""
     wait_for(lambda: os.path.exists(root.inside("run/wsync/agent.sock")), "the agent's socket", 60)

@@ -82,6 +82,7 @@ def test_use(built, suite):
     assert "=/usr/bin/wsync agent" in root.sh("grep ExecStart /usr/lib/systemd/system/wsync-agent.service")
 
     agent, mount = try_out(root)
+    has_charts(agent)
     root.put(os.path.join(ROOT, "backends/trainer/examples/offload.c"))
     root.sh("cc -o /root/offload /root/offload.c $(pkg-config --cflags --libs wsync) && ldd /root/offload | grep -q libwsync.so.0")
     assert root.run("python3", "-c", """
@@ -103,7 +104,7 @@ with wsync.open("/wsync/actor/1") as weights:
 
 @SUITES
 def test_upgrade(built, suite):
-    "from 0.1.0: a running agent and mount go on, are named with how to restart them, and work with this release"
+    "from 0.1.0: a running agent and mount go on, are named with how to restart them, and work with this release, whose purge leaves nothing"
     debs = built(suite)
     root = Root(suite)
     install(root, *before(debs, unique("before")))
@@ -119,15 +120,18 @@ def test_upgrade(built, suite):
     reads(root, 2)
     root.run("wsync", "umount", "/wsync")
     mount.wait(30)
-    port = agent.args[agent.args.index("--listen") + 1]
+    listen = address(agent)
     agent.terminate()
     agent.wait(30)
-    agent = root.start("wsync", "agent", "--listen", port, "--socket", "/run/wsync/agent.sock")
-    wait_for(lambda: os.path.exists(root.inside("run/wsync", port.split(":")[1] + ".token")), "the new agent's token", 60)
+    agent = root.start("wsync", "agent", "--listen", listen, "--socket", "/run/wsync/agent.sock")
+    wait_for(lambda: os.path.exists(root.inside("run/wsync", listen.split(":")[1] + ".token")), "the new agent's token", 60)
     publishes(root, 3)
-    root.start("wsync", "mount", "-f", "http://" + port, "/wsync")
+    root.start("wsync", "mount", "-f", "http://" + listen, "/wsync")
     reads(root, 3)
     root.run("wsync", "umount", "/wsync")
+    root.run("apt-get", "-qq", "purge", "-y", "wsync", "libwsync0")
+    left = [path for path in sorted(root.files()) if "wsync" in path and path != "/wsync"]
+    assert not left, left
 
 
 @SUITES

@@ -38,6 +38,7 @@ def test_bare_root(wheel):
     command = "/opt/venv/bin/wsync"
     assert script("version", "commit").strip() in root.run(command, "version")
     agent, mount = try_out(root, command)
+    has_charts(agent)
     assert root.run("/opt/venv/bin/python", "-c", """
 import wsync
 with wsync.open("/wsync/actor/1") as weights:
