@@ -134,7 +134,7 @@ def test_symbols(old):
 
 
 @pairs
-def test_nodes(mounts, trainers):
+def test_spanning(mounts, trainers):
     "a trainer of one release that spans two nodes, and mounts of the other: each has the version that both parts make, by steps too"
     first = trainers.Agent(*(("--nodes",) if trainers is NEW else ()))  # 0.1.0 was asked nothing
     agents = [first, trainers.Agent("--primary", first.url)]
