@@ -75,7 +75,7 @@ def test_use(built, suite):
              *sorted({d for d in needed if d and d not in NAMES}), timeout=900)
     files = root.files()
     install(root, *debs.values())
-    assert script("version", "commit").strip() in root.run("wsync", "version")
+    is_this_commit(root)
     for page in ("wsync.1", "wsync-mount.1", "wsync-control.7", "mount.wsync.8"):
         assert any(path.endswith(f"/{page}.gz") for path in root.files()), page
     root.run("sh", "-c", "test -x /sbin/mount.wsync && test -f /usr/lib/systemd/system/wsync-agent.service")
@@ -114,7 +114,7 @@ def test_upgrade(built, suite):
     said = root.sh("apt-get -qq install -y --no-install-recommends /root/wsync_*.deb /root/libwsync0_*.deb 2>&1", timeout=600)
     assert re.search(r"process \d+ \(wsync agent\) goes on as the release of before; restart", said), said
     assert re.search(r"process \d+ \(wsync mount\) goes on as the release of before; restart", said), said
-    assert script("version", "commit").strip() in root.run("wsync", "version")
+    is_this_commit(root)
     assert agent.poll() is None and mount.poll() is None
     publishes(root, 2)  # the new command at the old agent
     reads(root, 2)

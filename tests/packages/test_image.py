@@ -24,7 +24,7 @@ def root(layout):
 
 
 def test_use(root):
-    assert script("version", "commit").strip() in root.run("wsync", "version")
+    is_this_commit(root)
     agent, mount = try_out(root)
     has_charts(agent)
     port = free_port()
