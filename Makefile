@@ -200,6 +200,7 @@ $(BENCHES): $(B)/%: $(B)/%.o $(call HELPERS,tests/bench,bench_) $(call HELPERS,t
 .PHONY: old-releases
 old-releases: $(TOP)/libfuse/config.mk ## build the releases of before that the tests of compatibility run, once
 	$(Q)tests/compat/build v0.1.0 14cbeb8
+	$(Q)tests/compat/build v0.2.0-dev.586 4649a388
 
 # They stay in the process once they were opened: their threads run on.
 $(FAKES): $(B)/tests/fakes/config.o

@@ -1,7 +1,8 @@
 """This release and earlier ones side by side: each has its command, agents, mounts and engines.
 
-@pairs runs a test of two parameters twice, with (0.1.0, this release) and (this release, 0.1.0); the parameters are named by their roles.
-To test another release too, add a line below `old-releases` in the Makefile, and its name to OLDER.
+@pairs runs a test of two parameters with (older, this release) and (this release, older), for each older one; the parameters are named by
+their roles. Older ones are 0.1.0, and the last state of this release that others may run: what it can, and 0.1.0 cannot, has @pairs_of(BEFORE);
+what 0.1.0 alone lacks has @olds_of(FIRST). BEFORE moves on, here and below `old-releases` in the Makefile, once a later state is in use.
 A new feature that crosses processes or a disk needs a test here: the other side works without it, or the error says what is missing."""
 import inspect
 import os
@@ -36,7 +37,9 @@ def built(name):
 
 
 NEW = Release("this release", BUILD)
-OLDER = [built("v0.1.0")]
+FIRST = built("v0.1.0")
+BEFORE = built("v0.2.0-dev.586")
+OLDER = (FIRST, BEFORE)
 
 
 def names_of(test, n):
@@ -44,15 +47,18 @@ def names_of(test, n):
     return ", ".join(list(inspect.signature(test).parameters)[:n])
 
 
-def pairs(test):
-    """Runs a test of (one, other) with each older release as the first, and as the second."""
-    both = [pair for old in OLDER for pair in ((old, NEW), (NEW, old))]
-    return pytest.mark.parametrize(names_of(test, 2), both, ids=[f"{a.name} and {b.name}" for a, b in both])(test)
+def pairs_of(*older):
+    """Runs a test of (one, other) with each of these releases as the first, and as the second, beside this one."""
+    both = [pair for old in older for pair in ((old, NEW), (NEW, old))]
+    return lambda test: pytest.mark.parametrize(names_of(test, 2), both, ids=[f"{a.name} and {b.name}" for a, b in both])(test)
 
 
-def olds(test):
-    """Runs a test of (old) with each older release beside this one."""
-    return pytest.mark.parametrize(names_of(test, 1), OLDER, ids=[r.name for r in OLDER])(test)
+def olds_of(*older):
+    """Runs a test of (old) with each of these releases beside this one."""
+    return lambda test: pytest.mark.parametrize(names_of(test, 1), older, ids=[r.name for r in older])(test)
+
+
+pairs, olds = pairs_of(*OLDER), olds_of(*OLDER)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,5 @@
 # beside others
-# timeout: 240
+# timeout: 480
 """Files on disk written by one release, read and continued by another: agents' archives, `wsync save`, exports."""
 from releases import *
 

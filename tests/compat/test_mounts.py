@@ -1,5 +1,5 @@
 # beside others
-# timeout: 300
+# timeout: 420
 """Mounts of one release with agents, mounts and engines of another: whole versions, deltas, switches and releases."""
 from releases import *
 
@@ -114,24 +114,59 @@ def test_release(commands, agents):
         release.wsync("wait", "--agent", run.agent.url, "--loaded", "all", "--timeout", 60, "actor", version)
 
 
-def test_signed():
+@olds_of(FIRST)
+def test_signed(old):
     """a mount of an earlier release reads what is signed like anything else; what one that serves, or an agent of before, cannot show the
     signature of, a mount with a key refuses"""
     key = unique("key")
     wsync("key", "new", "--out", key)
     run = Run(NEW, "--sign-key", key)
-    for old in OLDER:
-        mount = old.Mount(run.agent.url, GUESSED)
-        same(mount, run.newest, run.folders[run.newest])
+    mount = old.Mount(run.agent.url, GUESSED)
+    same(mount, run.newest, run.folders[run.newest])
+    run.step()
+    same(mount, run.newest, run.folders[run.newest])
+    assert how(mount, run.newest)[0].startswith("tcp delta from"), how(mount, run.newest)
+    same(old.Mount(f"unix:{run.agent.sock}"), run.newest, run.folders[run.newest])
+    port = free_port()
+    same(old.Mount(run.agent.url, f"serve=127.0.0.1:{port}"), run.newest, run.folders[run.newest])
+    before = Run(old)
+    for url, version in (f"http://127.0.0.1:{port}", run.newest), (before.agent.url, 1), (f"unix:{before.agent.sock}", 1):
+        strict = NEW.Mount(url, f"verify-key={key}.pub")
+        strict.wait_version("actor", version)
+        assert strict.refused(f"pull {version}", "actor", "ctl") == "EBADMSG"
+        assert "is not signed" in strict.text("actor/last_error"), strict.text("actor/last_error")
+
+
+@pairs_of(BEFORE)
+def test_signed_by_another(mounts, agents):
+    "a mount with a key reads what an agent of another release has signed, whole and as a delta, also by a mount that serves"
+    key, port = unique("key"), free_port()
+    agents.wsync("key", "new", "--out", key)
+    run, strict = Run(agents, "--sign-key", key), f"{GUESSED},verify-key={key}.pub"
+    agents.Mount(run.agent.url, f"serve=127.0.0.1:{port},serve-insecure")
+    readers = [mounts.Mount(url, strict) for url in (run.agent.url, f"http://127.0.0.1:{port}")]
+    for _ in range(2):
+        for mount in readers:
+            same(mount, run.newest, run.folders[run.newest])
         run.step()
-        same(mount, run.newest, run.folders[run.newest])
-        assert how(mount, run.newest)[0].startswith("tcp delta from"), how(mount, run.newest)
-        same(old.Mount(f"unix:{run.agent.sock}"), run.newest, run.folders[run.newest])
-        port = free_port()
-        same(old.Mount(run.agent.url, f"serve=127.0.0.1:{port}"), run.newest, run.folders[run.newest])
-        before = Run(old)
-        for url, version in (f"http://127.0.0.1:{port}", run.newest), (before.agent.url, 1), (f"unix:{before.agent.sock}", 1):
-            strict = NEW.Mount(url, f"verify-key={key}.pub")
-            strict.wait_version("actor", version)
-            assert strict.refused(f"pull {version}", "actor", "ctl") == "EBADMSG"
-            assert "is not signed" in strict.text("actor/last_error"), strict.text("actor/last_error")
+
+
+@pytest.mark.parametrize("api", ["sglang", "vllm"])
+@pairs_of(BEFORE)
+def test_patched(mounts, engines, api):
+    "a mount of before patches this release's engines; engines of before, whose workers do not say what they hold, load whole versions"
+    run = Run(mounts)
+    mount = mounts.Mount(run.agent.url, "keep=3")
+    for version in (1, 2, 3):
+        same(mount, version, run.folders[version])
+        if version < 3:
+            run.step()
+    sums = {version: engines.Engine(folder).checksum() for version, folder in run.folders.items()}
+    engine = engines.Engine(mount.file("actor/1"), "--patch", "2", api=api)
+    mount.write(f"engine add e {api} {engine.url} update=patch", "actor/ctl")
+    for version in (1, 2, 3, 2, 1, 3):
+        mount.write(version, "actor/version")
+        assert engine.serves() == str(version) and engine.checksum() == sums[version], (version, mount.text("actor/events"))
+    events = mount.text("actor/events")
+    assert (" how=patch " in events) == (engines is NEW), events
+    assert ("its workers do not say which version they hold" in events) == (mounts is NEW), events

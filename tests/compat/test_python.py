@@ -1,5 +1,5 @@
 # beside others
-# timeout: 120
+# timeout: 240
 """The Python package of one release with the agents, mounts and library of another."""
 import re
 
@@ -63,13 +63,19 @@ def test_publisher(packages, agents):
     assert done.stdout == want.tobytes(), done.stderr.decode()
 
 
-@olds
+@pairs_of(BEFORE)
+def test_library(packages, libraries):
+    "a package works with another library that has all that it calls"
+    published(NEW, NEW, lambda agent: python(packages, TRAINER, agent, library=libraries))
+
+
+@olds_of(FIRST)
 def test_newer_library(old):
     "an older package works with this release's library"
     published(NEW, NEW, lambda agent: python(old, TRAINER, agent, library=NEW))
 
 
-@olds
+@olds_of(FIRST)
 def test_older_library(old):
     "this release's package refuses an older library, and names both"
     done = python(NEW, "import wsync", library=old)

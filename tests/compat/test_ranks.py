@@ -1,5 +1,5 @@
 # beside others
-# timeout: 240
+# timeout: 480
 """Trainers whose ranks' library is of another release than the agent's, than each other's, or than the header of their program."""
 import os
 import re
@@ -64,7 +64,7 @@ def test_each_other(first, other):
 @pairs
 def test_nodes(primaries, secondaries):
     "a trainer on two nodes whose agents are of both releases; mounts of either release merge its parts"
-    first = primaries.Agent(*(["--nodes"] if primaries is NEW else []))
+    first = primaries.Agent(*(["--nodes"] if primaries is not FIRST else []))
     agents = [first, secondaries.Agent("--primary", first.url)]
     trainer = [rank(release, agent, i, 2) for i, (release, agent) in enumerate(zip((primaries, secondaries), agents))]
     mounts = [release.Mount(f"{agents[0].url},{agents[1].url}") for release in (primaries, secondaries)]
@@ -81,7 +81,7 @@ def test_library(programs, libraries):
     mount = libraries.Mount(agent.url)
     done = subprocess.run([f"{programs.build}/backends/trainer/examples/offload", f"unix:{agent.sock}", "example", "0", "1"], stdin=subprocess.DEVNULL,
                           env=dict(os.environ, LD_LIBRARY_PATH=libraries.build), capture_output=True, text=True, timeout=60)
-    if programs is NEW:
+    if libraries is FIRST:
         assert done.returncode and "libwsync.so" in done.stderr and "version `WSYNC_0.2' not found" in done.stderr, done.stderr
         return
     assert done.returncode == 0, done.stderr
@@ -119,7 +119,7 @@ def test_while_it_is_written(old, who, monkeypatch):
         assert "while it was written" not in how(mount, version)[0], how(mount, version)
 
 
-@olds
+@olds_of(FIRST)
 def test_symbols(old):
     "no function of the older release is missing; a newer one has a newer symbol version, so that linkers name it"
     def exported(build):
@@ -134,9 +134,9 @@ def test_symbols(old):
 
 
 @pairs
-def test_nodes(mounts, trainers):
+def test_spanning(mounts, trainers):
     "a trainer of one release that spans two nodes, and mounts of the other: each has the version that both parts make, by steps too"
-    first = trainers.Agent(*(("--nodes",) if trainers is NEW else ()))  # 0.1.0 was asked nothing
+    first = trainers.Agent(*(("--nodes",) if trainers is not FIRST else ()))  # 0.1.0 was asked nothing
     agents = [first, trainers.Agent("--primary", first.url)]
     trainer = [rank(trainers, a, i, 2) for i, a in enumerate(agents)]
     urls = ",".join(a.url for a in agents)

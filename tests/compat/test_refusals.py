@@ -17,7 +17,7 @@ def refusal(agent, version, folder):
     return r.stderr if r.returncode else ""
 
 
-@olds
+@olds_of(FIRST)
 def test_slots(old):
     "the trainer is told the name of a unix: mount that keeps every slot, and continues once the mount releases one"
     agent, folders = published("--slots", "2")
@@ -34,7 +34,7 @@ def test_slots(old):
     same(mount, 2, folders[2])
 
 
-@olds
+@olds_of(FIRST)
 def test_leases(old):
     "if the kernel grants no leases an older unix: mount is told why it gets nothing; by tcp it gets everything"
     agent, folders = published(prefix=(os.path.join(BUILD, "tests/tools/without_leases"),))
@@ -48,7 +48,7 @@ def test_leases(old):
     same(both, 2, folders[2])
 
 
-@olds
+@olds_of(FIRST)
 def test_older_mount_after_failed_release(old):
     "an older mount does not report its failed release after a release back: the release names the mount, and the next one counts it"
     agent, folders = published()
@@ -73,7 +73,7 @@ def test_older_mount_after_failed_release(old):
     assert len({tuple(e.checksum()) for e in fleet}) == 1
 
 
-@olds
+@olds_of(FIRST)
 def test_token_of_loopback(old):
     "an older mount of an agent on loopback is told where its token is, and which socket needs none; with either, or --insecure, it works"
     agent, folder = Agent(makes_token=True), checkpoint(SMALL)

@@ -1,5 +1,5 @@
 # beside others
-# timeout: 240, takes: 20
+# timeout: 420, takes: 30
 """Settings of a mount of one release, used by a mount of another release at the same path: upgrades and downgrades."""
 from releases import *
 
@@ -85,7 +85,7 @@ def test_link(first, second):
     assert settings(site.mount) == before, (settings(site.mount), before)
 
 
-@olds
+@olds_of(FIRST)
 def test_newer(old):
     "settings that an older mount does not know, such as an added source, are skipped with a message that names a copy"
     site = Site(NEW)
@@ -100,7 +100,7 @@ def test_newer(old):
     assert not site.by(NEW) and settings(site.mount) == before
 
 
-@olds
+@olds_of(FIRST)
 def test_follow(old):
     "the policy follow of an older mount is written out, and means what it did; back there its line is left out with a message"
     site = Site(old)
@@ -114,7 +114,7 @@ def test_follow(old):
     assert site.mount.text("actor/policy") == "manual\n" and len(site.mount.engines()) == 2
 
 
-@olds
+@olds_of(FIRST)
 def test_members(old):
     "an engine with adapters or a draft is left out by an older mount, whose log has its line and why; all others hold"
     site = Site(NEW)
@@ -126,3 +126,40 @@ def test_members(old):
     assert "an engine could not be brought back: engine add e3" in said and "is one word too many" in said, said
     assert settings(site.mount) == before
     assert not site.by(NEW) and settings(site.mount) == before
+
+
+@olds
+def test_sleeping(old):
+    "an engine that may sleep is left out by an older mount, whose log has its line and why; all others hold"
+    site = Site(NEW)
+    before = settings(site.mount)
+    site.mount.write(f"engine add e3 vllm {NEW.Engine(site.folders[1], api='vllm').url} sleep=1", "actor/ctl")
+    site.by(old)
+    said = site.mount.text()
+    assert "an engine could not be brought back: engine add e3" in said and "sleep=1" in said, said
+    assert settings(site.mount) == before
+    assert not site.by(NEW) and settings(site.mount) == before
+
+
+@pairs_of(BEFORE)
+def test_state_of_agents(first, second):
+    "what an agent keeps in --state, its successor of another release knows: which version was released, and that numbers go on"
+    state, port, sock = unique("state") + "/agent.state", free_port(), unique("agent") + ".sock"
+    folders = {v: checkpoint(SMALL, seed=v) for v in (1, 2, 3)}
+    agent = first.Agent("--state", state, port=port, sock=sock)
+    mount = NEW.Mount(agent.url)
+    agent.publish("actor", 1, folders[1])
+    mount.wait_version("actor", 1)
+    engine = NEW.Engine(folders[1])
+    mount.write(f"engine add e sglang {engine.url}", "actor/ctl")
+    mount.write("follow-released", "actor/policy")
+    wait_for(lambda: any(m["engines"] and m["follows"] for m in agent.get("/v1/actor/mounts")), "the mount's word")
+    agent.publish("actor", 2, folders[2])
+    assert "released: 1 mount" in first.wsync("release", "--agent", agent.url, "--wait", 60, "actor", 2, timeout=90).stdout
+    for release in (second, first):
+        agent.end()
+        agent = release.Agent("--state", state, port=port, sock=sock)
+        model = {m["name"]: m for m in agent.get("/v1/models")["models"]}["actor"]
+        assert model["released"]["version"] == 2, model
+        r = agent.publish("actor", 2, folders[3], check=False)
+        assert r.returncode and "--new-run" in r.stderr, r

@@ -27,7 +27,7 @@ def listed(agent):
     return {m["name"]: [v["version"] for v in m["versions"]] for m in agent.get("/v1/models").get("views", [])}
 
 
-@olds
+@olds_of(FIRST)
 def test_mounts_and_publishers(old):
     "mounts and publishers of an older release work for the model of an agent that derives; a new mount shows the view, too"
     agent = NEW.Agent("--derive", VIEW)
@@ -49,7 +49,7 @@ def test_mounts_and_publishers(old):
     assert r.returncode == 1 and VIEW in r.stderr, r
 
 
-@olds
+@olds_of(FIRST)
 def test_relays(old):
     "a mount of an older release below a new mount that serves views"
     agent = NEW.Agent("--derive", VIEW)
@@ -66,7 +66,7 @@ def test_relays(old):
     assert leaf.read(VIEW, 1, "model.safetensors") == relay.read(VIEW, 1, "model.safetensors")
 
 
-@olds
+@olds_of(FIRST)
 def test_archives(old):
     "an archive with views is read by an older release"
     archive = unique("archive")

@@ -1,5 +1,6 @@
 """Clean Debian roots in which packages are tried: mounts and processes of their own, this host's network."""
 import os
+import re
 import subprocess
 
 import pytest
@@ -114,6 +115,24 @@ def try_out(root, wsync="wsync"):
     mount = root.start(wsync, "mount", "-f", f"http://127.0.0.1:{port}", "/wsync")
     reads(root, 1)
     return agent, mount
+
+
+def address(agent):
+    """Where an agent of try_out listens."""
+    return agent.args[agent.args.index("--listen") + 1]
+
+
+def is_this_commit(root, wsync="wsync"):
+    """Asserts that the command in the root is this commit's, with CUDA and NCCL."""
+    said = root.run(wsync, "version")
+    assert script("version", "commit").strip() in said, said
+    assert re.search(r"^CUDA \d", said, re.M) and re.search(r"^NCCL \d", said, re.M), said
+
+
+def has_charts(agent):
+    """Asserts that the agent's page has its charts: the build that is in the package found their library."""
+    with urllib.request.urlopen(f"http://{address(agent)}/", timeout=20) as page:
+        assert b"Chart.js" in page.read()
 
 
 def publishes(root, version, wsync="wsync"):

@@ -48,7 +48,8 @@ def test_incompatible(changed):
     assert status == 1 and "is not compatible" in said, said
 
 
-def test_last_release():
-    "this libwsync runs what was built with 0.1.0"
-    status, said = compared("build/compat/v0.1.0", ".")
+@pytest.mark.parametrize("older", ["v0.1.0", "v0.2.0-dev.586"])
+def test_older(older):
+    "this libwsync runs what was built with the last release, and with the last state that others may run"
+    status, said = compared("build/compat/" + older, ".")
     assert status == 0, said

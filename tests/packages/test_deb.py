@@ -75,13 +75,14 @@ def test_use(built, suite):
              *sorted({d for d in needed if d and d not in NAMES}), timeout=900)
     files = root.files()
     install(root, *debs.values())
-    assert script("version", "commit").strip() in root.run("wsync", "version")
+    is_this_commit(root)
     for page in ("wsync.1", "wsync-mount.1", "wsync-control.7", "mount.wsync.8"):
         assert any(path.endswith(f"/{page}.gz") for path in root.files()), page
     root.run("sh", "-c", "test -x /sbin/mount.wsync && test -f /usr/lib/systemd/system/wsync-agent.service")
     assert "=/usr/bin/wsync agent" in root.sh("grep ExecStart /usr/lib/systemd/system/wsync-agent.service")
 
     agent, mount = try_out(root)
+    has_charts(agent)
     root.put(os.path.join(ROOT, "backends/trainer/examples/offload.c"))
     root.sh("cc -o /root/offload /root/offload.c $(pkg-config --cflags --libs wsync) && ldd /root/offload | grep -q libwsync.so.0")
     assert root.run("python3", "-c", """
@@ -103,7 +104,7 @@ with wsync.open("/wsync/actor/1") as weights:
 
 @SUITES
 def test_upgrade(built, suite):
-    "from 0.1.0: a running agent and mount go on, are named with how to restart them, and work with this release"
+    "from 0.1.0: a running agent and mount go on, are named with how to restart them, and work with this release, whose purge leaves nothing"
     debs = built(suite)
     root = Root(suite)
     install(root, *before(debs, unique("before")))
@@ -113,21 +114,24 @@ def test_upgrade(built, suite):
     said = root.sh("apt-get -qq install -y --no-install-recommends /root/wsync_*.deb /root/libwsync0_*.deb 2>&1", timeout=600)
     assert re.search(r"process \d+ \(wsync agent\) goes on as the release of before; restart", said), said
     assert re.search(r"process \d+ \(wsync mount\) goes on as the release of before; restart", said), said
-    assert script("version", "commit").strip() in root.run("wsync", "version")
+    is_this_commit(root)
     assert agent.poll() is None and mount.poll() is None
     publishes(root, 2)  # the new command at the old agent
     reads(root, 2)
     root.run("wsync", "umount", "/wsync")
     mount.wait(30)
-    port = agent.args[agent.args.index("--listen") + 1]
+    listen = address(agent)
     agent.terminate()
     agent.wait(30)
-    agent = root.start("wsync", "agent", "--listen", port, "--socket", "/run/wsync/agent.sock")
-    wait_for(lambda: os.path.exists(root.inside("run/wsync", port.split(":")[1] + ".token")), "the new agent's token", 60)
+    agent = root.start("wsync", "agent", "--listen", listen, "--socket", "/run/wsync/agent.sock")
+    wait_for(lambda: os.path.exists(root.inside("run/wsync", listen.split(":")[1] + ".token")), "the new agent's token", 60)
     publishes(root, 3)
-    root.start("wsync", "mount", "-f", "http://" + port, "/wsync")
+    root.start("wsync", "mount", "-f", "http://" + listen, "/wsync")
     reads(root, 3)
     root.run("wsync", "umount", "/wsync")
+    root.run("apt-get", "-qq", "purge", "-y", "wsync", "libwsync0")
+    left = [path for path in sorted(root.files()) if "wsync" in path and path != "/wsync"]
+    assert not left, left
 
 
 @SUITES

@@ -24,8 +24,9 @@ def root(layout):
 
 
 def test_use(root):
-    assert script("version", "commit").strip() in root.run("wsync", "version")
+    is_this_commit(root)
     agent, mount = try_out(root)
+    has_charts(agent)
     port = free_port()
     engine = root.start("wsync", "engine", "--listen", f"127.0.0.1:{port}", "--model-path", "/wsync/actor/1")
 

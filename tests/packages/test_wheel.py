@@ -36,8 +36,9 @@ def test_bare_root(wheel):
     root.sh("python3 -m venv --without-pip /opt/venv; /opt/venv/bin/python $(echo /root/pip-*.whl)/pip install -q --no-index --find-links /root "
             "/root/" + os.path.basename(wheel))
     command = "/opt/venv/bin/wsync"
-    assert script("version", "commit").strip() in root.run(command, "version")
+    is_this_commit(root, command)
     agent, mount = try_out(root, command)
+    has_charts(agent)
     assert root.run("/opt/venv/bin/python", "-c", """
 import wsync
 with wsync.open("/wsync/actor/1") as weights:
