@@ -16,16 +16,13 @@ class _Device(str):
         return "0"
 
 
-def _nothing(*_, **__):
-    pass
-
-
-for _name in ("set_device", "synchronize", "empty_cache"):
-    setattr(torch.cuda, _name, _nothing)
-torch.cuda.current_device = lambda: _Device("cpu")
-device_mesh.init_device_mesh = lambda _, *shape, **how: _init_device_mesh("cpu", *shape, **how)
-if "deepspeed" in sys.modules:
+if "deepspeed" in sys.modules:  # a process of the trainer, not vLLM's
     import deepspeed
 
+    torch.cuda.set_device = lambda _: None
+    torch.cuda.synchronize = lambda: None
+    torch.cuda.empty_cache = lambda: None
+    torch.cuda.current_device = lambda: _Device("cpu")
+    device_mesh.init_device_mesh = lambda _, *shape, **how: _init_device_mesh("cpu", *shape, **how)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else compiled at the first start
     deepspeed.runtime.engine.FusedAdam = lambda params, adam_w_mode=True, **options: torch.optim.AdamW(params, **options)
