@@ -25,4 +25,4 @@ if "deepspeed" in sys.modules:  # a process of the trainer, not vLLM's
     torch.cuda.current_device = lambda: _Device("cpu")
     device_mesh.init_device_mesh = lambda _, *shape, **how: _init_device_mesh("cpu", *shape, **how)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else compiled at the first start
-    deepspeed.runtime.engine.FusedAdam = lambda params, adam_w_mode=True, **options: torch.optim.AdamW(params, **options)
+    deepspeed.ops.adam.FusedAdam = lambda params, adam_w_mode=True, **options: torch.optim.AdamW(params, **options)
