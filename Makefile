@@ -252,7 +252,7 @@ fuzz: deps-test ## the fuzzers, for FUZZ_SECONDS (60)
 test-real: deps-real ## fetch real engines and trainers (several GB, once), build, test with them on tiny models
 	$(Q)tests/run real
 test-frameworks: FRAMEWORK = $(or $(ARGS),megatron)
-test-frameworks: ## published set-ups of slime, verl and NeMo-RL, cut to tiny sizes, against what their own gather gives (ARGS=megatron); ARGS=verl: wsync.verl in verl's own classes
+test-frameworks: ## published set-ups of slime, verl and NeMo-RL, cut to tiny sizes, against what their own gather gives (ARGS=megatron); ARGS=verl, ray, openrlhf: wsync's modules in those
 	$(Q).ci/deps $(FRAMEWORK)
 	$(Q)tests/run frameworks/test_$(FRAMEWORK)
 test-gpu: deps-test ## the tests of GPUs on this machine's GPU instead of the stand-in driver

@@ -22,6 +22,12 @@ def test_trl_2():
     compared(2, "trl_ranks.py", "grpo")
 
 
+def test_trl_callback():
+    "wsync.trl.callback in TRL's GRPOTrainer on 2 ranks"
+    need("trl")
+    compared(2, "trl_ranks.py", "callback")
+
+
 def test_trl_zero3():
     "TRL's GRPOTrainer on 2 ranks of accelerate's DeepSpeed, whose engine is there when training begins"
     need("trl")
@@ -30,7 +36,7 @@ def test_trl_zero3():
 
 
 def test_trl_vllm():
-    "TRL's vllm_mode=server: a mount that follows switches the server before TRL samples from it"
+    "TRL's vllm_mode=server on 2 ranks, with wsync.trl.without_sync: a mount that follows switches the server before TRL samples from it"
     need("trl")
     need("vllm")
     g, folders = Ground(), unique("checkpoints")
@@ -43,7 +49,7 @@ def test_trl_vllm():
     server = VLLM(g.mount.file("vllm", 1), "--dtype", "float32", "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1").wait()
     g.mount.write(f"engine add v1 vllm {server.url}", "vllm/ctl")
     g.mount.write("follow", "vllm/policy")
-    said = g.ranks(1, "trl_ranks.py", "vllm", env={"START": start, "VLLM_URL": server.url})
+    said = g.ranks(2, "trl_ranks.py", "vllm", env={"START": start, "VLLM_URL": server.url})
     print("\n".join(line for line in said.splitlines() if line.startswith("# ")), flush=True)
-    assert server.serves() == "3", server.serves()
+    assert server.serves() == "4", server.serves()
     assert g.compare("vllm") > 0

@@ -37,7 +37,7 @@ class Sender:
 
     def coming(self) -> dict[str, Any]:
         """What the next ``announce`` will say, without an agent's start: for processes that do not know yet which of them sends."""
-        return {"model": self.model, "version": self.version + 1, "run": self.run, "agent": self._agent, "host": _host()}
+        return told_of(self.model, self.version + 1, self.run, self._agent)
 
     def wait_loaded(self, timeout: float) -> None:
         """Until the engines of all mounts serve what was sent last. Timeout, which names those that are missing."""
@@ -93,6 +93,10 @@ class Receiver:
             for name in weights:
                 yield name, weights[name]
 
+    def folder(self, told: dict[str, Any], timeout: float = ARRIVAL_SECONDS) -> str:
+        """The path of the version that was told of, once it is there, for engines that load a path. Timeout. Error: nothing can be mounted here."""
+        return self.opened(told).folder(told["model"], name_of(told), timeout)
+
     def opened(self, told: dict[str, Any]) -> Mount:
         """The mount in which what was told of appears."""
         if self._mount is None:
@@ -104,6 +108,11 @@ class Receiver:
         found, self._mount = self._mount, None
         if found is not None:
             found.close()
+
+
+def told_of(model: str, version: int, run: str, agent: Optional[str]) -> dict[str, Any]:
+    """What receivers must be told of a version that this process publishes by agent, an address on its node. Plain data."""
+    return {"model": model, "version": version, "run": run, "agent": agent, "host": _host()}
 
 
 def name_of(told: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """TRL over wsync. Asynchronous trainers of TRL 1.9 to 1.16 (AsyncGRPOTrainer, and async distillation's where a release has it):
 ``weight_transfer=wsync.trl.WeightTransfer("http://127.0.0.1:8000")``. Any other, and whatever else is a Trainer of transformers:
-``trainer.add_callback(wsync.trl.callback(trainer))``."""
+``trainer.add_callback(wsync.trl.callback(trainer))``; with ``use_vllm=True, vllm_mode="server"`` and ``wsync.trl.without_sync()`` before it is made."""
 from __future__ import annotations
 
 import contextlib
@@ -172,6 +172,25 @@ def callback(trainer: Any, model: str = "actor", *, source: Optional[Callable[[]
     if source is None and hasattr(held, "merge_adapter"):
         source, merges = (lambda: _merged_source(trainer)), (lambda: _merging(held))
     return Callback(source or (lambda: _source(trainer)), merges, model, every, first, mount, loaded, timeout, options)
+
+
+def without_sync() -> None:
+    """For trainers with ``vllm_mode="server"`` that are made afterwards, on all ranks: TRL opens no group of NCCL with its server and sends it
+    no weights. What the server samples with is then the callback's, by ``loaded=True`` or ``mount=``, and what it serves at the start is
+    what training starts from. Where TRL runs vLLM itself nothing changes."""
+    from trl.generation.vllm_client import VLLMClient
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    own = VLLMGeneration.sync_weights
+    if getattr(own, "__module__", None) == __name__:
+        return
+
+    def sync_weights(self: Any) -> None:
+        if self.mode != "server":
+            own(self)
+
+    VLLMGeneration.sync_weights = sync_weights
+    VLLMClient.init_communicator = lambda self, device=0: None
 
 
 def _source(trainer: Any) -> Source:

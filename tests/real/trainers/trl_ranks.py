@@ -9,9 +9,9 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from trl.generation.vllm_client import VLLMClient
 
 import wsync
+import wsync.trl
 from checkpoints import CONFIG, tokenizer
 from common import EXPECTED, main, publisher, rank, save
 
@@ -138,29 +138,40 @@ def case_grpo_lora(case):
     grpo(case, lora=LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
 
 
+def case_callback(case):
+    """wsync.trl.callback: each version after its step, on all ranks."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        config = Qwen3Config(**CONFIG)
+        config.save_pretrained(folder)
+        trainer = trainer_of(Qwen3ForCausalLM(config), folder)
+        trainer.add_callback(Expect(case))
+        trainer.add_callback(wsync.trl.callback(trainer, case))
+        trainer.train()
+
+
+class Expect(TrainerCallback):
+    """Saves what each step leaves, before the callback after it publishes it."""
+
+    def __init__(self, case):
+        self.case = case
+
+    def on_step_end(self, args, state, control, model, **_):
+        keep(self.case, state.global_step + 1, model)
+
+
 def case_vllm(case):
-    """The recipe for vllm_mode="server". Version 1 is the initial checkpoint."""
+    """vllm_mode="server" with the callback, which has a mount that follows switch the server. Version 1 is the initial checkpoint."""
+    wsync.trl.without_sync()
     model = Qwen3ForCausalLM.from_pretrained(os.environ["START"], dtype=torch.bfloat16)
-    VLLMClient.init_communicator = lambda self, device=0: None
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(model, folder, steps=3, use_vllm=True, vllm_mode="server", vllm_server_base_url=os.environ["VLLM_URL"])
-        publish = Publish(lambda: publisher(case, wsync.fsdp(trainer.model), folder=os.environ["START"]))
-        publish.on_step_end = lambda *_, **__: None
-
-        def sync_weights():
-            version = trainer.state.global_step + 1
-            if version > 1:
-                publish.pub.offload(version)
-                publish.pub.wait_loaded(version)
-                keep(case, version, trainer.model)
-
-        trainer.vllm_generation.sync_weights = sync_weights
-        trainer.add_callback(publish)
+        trainer.add_callback(Expect(case))
+        trainer.add_callback(wsync.trl.callback(trainer, case, loaded=True))
         trainer.train()
-        publish.pub.close()
     apart = [step["sampling/sampling_logp_difference/max"] for step in trainer.state.log_history[:3]]
     print(f"# log probabilities that vLLM sampled with and the trainer's: {', '.join(f'{x:.3f}' for x in apart)} apart at most", flush=True)
     assert max(apart) < CLOSE, apart
 
 
-main({"grpo": case_grpo, "grpo-tied": case_grpo_tied, "grpo-lora": case_grpo_lora, "grpo-zero3": case_grpo_zero3, "vllm": case_vllm})
+main({"grpo": case_grpo, "grpo-tied": case_grpo_tied, "grpo-lora": case_grpo_lora, "grpo-zero3": case_grpo_zero3, "callback": case_callback, "vllm": case_vllm})

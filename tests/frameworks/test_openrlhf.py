@@ -1,0 +1,78 @@
+# timeout: 1200, takes: 240
+"""wsync.openrlhf: OpenRLHF's own command line trains a tiny model by Ray, with DeepSpeed's ZeRO-3 on two ranks and vLLM itself, on a CPU. After
+training the version that vLLM serves equals what OpenRLHF saves, bit for bit. `make test-frameworks ARGS=openrlhf`."""
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+import world
+from package import package
+
+if importlib.util.find_spec("openrlhf") is None:
+    pytest.skip("OpenRLHF is not installed: PyPI could not be reached, or `.ci/deps openrlhf` has not run", allow_module_level=True)
+HERE = os.path.dirname(os.path.abspath(__file__))
+REAL = os.path.join(os.path.dirname(HERE), "real")
+sys.path.insert(0, REAL)
+
+from checkpoints import make  # noqa: E402
+
+RUN_SECONDS = 1000
+REWARD = '''import torch
+def reward_func(queries, prompts, labels, **_):
+    return torch.tensor([float(len(set(query)) % 5) for query in queries])
+'''
+
+
+@pytest.fixture
+def folder():
+    """One with a short path, as Ray has sockets in it."""
+    path = tempfile.mkdtemp(prefix="o", dir="/tmp")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.mark.parametrize("stage", [3])
+def test_training(folder, stage):
+    "two steps; OpenRLHF's saved model, the mounted version and the engine's digest are the same"
+    world.need_fuse()
+    agent = world.Agent()
+    make(folder, versions=(1,))
+    rows, reward, saved = (os.path.join(folder, name) for name in ("rows.jsonl", "reward.py", "saved"))
+    with open(rows, "w") as f:
+        f.writelines(json.dumps({"input": text}) + "\n" for text in ("one two", "three", "four five", "six", "seven", "eight", "nine", "ten"))
+    with open(reward, "w") as f:
+        f.write(REWARD)
+    home = os.path.join(folder, "home")
+    os.makedirs(home)
+    stand_ins = os.path.join(HERE, "stand_in")
+    mount = world.Mount(f"unix:{agent.sock}")
+    env = dict(os.environ, HOME=home, HF_HUB_OFFLINE="1", DO_NOT_TRACK="1", RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0",
+               PYTHONPATH=os.pathsep.join(filter(None, (package(), stand_ins, os.environ.get("PYTHONPATH")))), DS_ACCELERATOR="cpu",
+               OMP_NUM_THREADS="1", TORCH_COMPILE_DISABLE="1", GLOO_SOCKET_IFNAME="lo", TOKENIZERS_PARALLELISM="false",
+               VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_NO_USAGE_STATS="1", WSYNC_AGENT=f"unix:{agent.sock}",
+               WSYNC_SOURCE=f"unix:{agent.sock}", WSYNC_MOUNT=mount.path)
+    arguments = {"actor.model_name_or_path": os.path.join(folder, "1"), "actor.num_nodes": 1, "actor.num_gpus_per_node": 2, "vllm.num_engines": 1,
+                 "vllm.tensor_parallel_size": 1, "vllm.gpu_memory_utilization": 0.2, "ds.zero_stage": stage, "ds.attn_implementation": "eager",
+                 "data.prompt_dataset": rows, "data.input_key": "input", "reward.remote_url": reward, "algo.kl.init_coef": 0,
+                 "algo.advantage.estimator": "reinforce", "rollout.batch_size": 4, "train.batch_size": 4, "rollout.max_new_tokens": 6, "data.max_len": 64,
+                 "actor.adam.lr": 0.01, "ckpt.output_dir": saved, "ckpt.path": os.path.join(folder, "ckpt")}
+    command = [sys.executable, os.path.join(HERE, "openrlhf_on_cpu.py"), folder, "--vllm.enforce_eager",
+               *(text for name, value in arguments.items() for text in (f"--{name}", str(value)))]
+    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS)
+    assert done.returncode == 0, done.stdout[-9000:]
+    with open(os.path.join(folder, "serving.json")) as f:
+        (served,), = json.load(f)
+    assert served["version"] == 2 and served["model"] == "actor" and not served["broken"], served
+    expected = {}
+    for name in os.listdir(saved):
+        if name.endswith(".safetensors"):
+            expected.update(world.tensors_of(os.path.join(saved, name)))
+    got = world.tensors_of(mount.file("actor", 2))
+    before = world.tensors_of(os.path.join(folder, "1", "model.safetensors"))
+    assert got == expected and got.keys() == before.keys() and got != before
