@@ -159,7 +159,7 @@ static void visit_version(void *arg, struct ws_version *v)
     char name[WS_MAX_NAME + 1];
     const struct ws_manifest *m = ws_version_has_manifest(v) ? ws_version_manifest(v, e->err) : NULL;
     ws_version_name(v, name);
-    if (!ws_version_is_complete(v) || !ws_version_is_named(v) || !name[0] || !m)
+    if (!ws_version_is_complete(v) || !ws_version_is_named(v) || !ws_version_is_shown(v) || !name[0] || !m)
         return;
     enum ws_exported is = ws_exported_check(visit->dir, name, m->digest);
     int rc = 0;
@@ -198,10 +198,11 @@ static void visit_folders(const struct visit *visit, struct ws_model *m)
         bool part = f->d_name[0] == '.' && n > 6 && !strcmp(f->d_name + n - 5, ".part");
         if (!strcmp(f->d_name, "latest") || (f->d_name[0] == '.' && !part))
             continue;
-        if (!part && (v = ws_version_find(m, f->d_name, &ignored)))
-            ws_version_put(v);
-        else
+        v = part ? NULL : ws_version_find(m, f->d_name, &ignored);
+        if (!v || !ws_version_is_shown(v))
             (void)ws_exported_remove(visit->dir, f->d_name); /* only where the mark is ours */
+        if (v)
+            ws_version_put(v);
     }
     if (d)
         closedir(d);

@@ -236,6 +236,10 @@ static void on_change(void *arg, enum ws_store_event change, struct ws_model *m,
         ws_controller_event(c, ctl, "superseded model=%s version=%" PRIu64 " run=%s", ctl->name, info.number,
                             info.lineage);
         break;
+    case WS_VERSION_RETIRED:
+        ws_controller_event(c, ctl, "deleted model=%s version=%" PRIu64 " run=%s", ctl->name, info.number,
+                            info.lineage);
+        return;
     case WS_VERSION_GONE:
         ws_controller_event(c, ctl, "gone model=%s version=%" PRIu64 " run=%s", ctl->name, info.number,
                             info.lineage);

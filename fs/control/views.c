@@ -47,8 +47,8 @@ static void print_version(void *arg, struct ws_version *v)
     if (ended)
         fprintf(f, " strategy=%s", ws_way_name(i.strategy));
     print_quoted(f, "why_not", i.why_not);
-    fprintf(f, " seconds=%.3f run=%s%s%s", i.pull_seconds, i.lineage, i.pinned ? " pinned" : "",
-            i.at_source ? "" : " gone-at-source");
+    fprintf(f, " seconds=%.3f run=%s%s%s%s", i.pull_seconds, i.lineage, i.pinned ? " pinned" : "",
+            i.retired ? " deleted" : "", i.at_source ? "" : " gone-at-source");
     if (i.needed_bytes)
         fprintf(f, " needed=%" PRIu64, i.needed_bytes);
     if (i.n_sources)

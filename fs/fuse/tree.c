@@ -164,12 +164,21 @@ void ws_tree_node_release(struct ws_tree_node *n)
     n->version = NULL;
 }
 
+/* Where it is shown; the reference goes where it is not. */
+static struct ws_version *if_shown(struct ws_version *v)
+{
+    if (!v || ws_version_is_shown(v))
+        return v;
+    ws_version_put(v);
+    return NULL;
+}
+
 static struct ws_version *link_target(struct ws_model *m, uint64_t index)
 {
     index &= ~WS_NAMED;
-    return index == WS_LINK_LATEST    ? ws_model_latest(m)
-           : index == WS_LINK_CURRENT ? ws_model_current(m)
-                                      : ws_model_previous(m);
+    return if_shown(index == WS_LINK_LATEST    ? ws_model_latest(m)
+                    : index == WS_LINK_CURRENT ? ws_model_current(m)
+                                               : ws_model_previous(m));
 }
 
 int ws_tree_node_target(struct ws_fs *fs, const struct ws_tree_node *n, char *out, size_t cap)
@@ -326,7 +335,7 @@ static fuse_ino_t view_ino(struct ws_fs *fs, uint64_t id, enum ws_tree_kind kind
 static int child_by_names(struct ws_fs *fs, const char *name, fuse_ino_t *ino)
 {
     const struct ws_names *names = &fs->names;
-    struct ws_version *v = ws_names_find(names, fs->store, name);
+    struct ws_version *v = if_shown(ws_names_find(names, fs->store, name));
     if (v && names->is_written && ws_side_hides(&fs->side, v, NULL)) {
         ws_version_put(v);
         return -ENOENT;
@@ -433,8 +442,8 @@ static int child_of_model(struct ws_fs *fs, struct ws_model *m, const char *name
         return 0;
     }
     struct ws_error err;
-    struct ws_version *v = ws_version_find(m, name, &err);
-    const bool is_link = !v && (v = find_live(m, name));
+    struct ws_version *v = if_shown(ws_version_find(m, name, &err));
+    const bool is_link = !v && (v = if_shown(find_live(m, name)));
     if (!v)
         return -ENOENT;
     *ino = ws_ino(ws_version_serial(v), is_link ? WS_KIND_VERSION_LINK : WS_KIND_VERSION, 0);
@@ -604,7 +613,7 @@ static void list_version(void *arg, struct ws_version *v)
     struct listing *l = arg;
     char name[WS_MAX_NAME + 1];
     ws_version_name(v, name);
-    if (name[0])
+    if (name[0] && ws_version_is_shown(v))
         l->visit(l->arg, name, ws_ino(ws_version_serial(v), WS_KIND_VERSION, 0));
 }
 
@@ -632,7 +641,7 @@ static void list_side(void *arg, const char *name, uint64_t number)
 static void list_named(void *arg, const char *name, struct ws_version *v)
 {
     const struct listing *l = arg;
-    if (!l->side || !ws_side_hides(l->side, v, NULL))
+    if (ws_version_is_shown(v) && (!l->side || !ws_side_hides(l->side, v, NULL)))
         l->visit(l->arg, name, ws_ino(ws_version_serial(v), WS_KIND_VERSION, WS_NAMED));
 }
 

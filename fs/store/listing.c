@@ -7,6 +7,7 @@
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
 #include "fs/store/offers.h"
+#include "fs/store/retired.h"
 #include "fs/store/rings.h"
 #include "fs/store/version.h"
 #include "transports/base/clock.h"
@@ -289,6 +290,7 @@ static void apply_part(struct ws_poller *p, const json_t *json, struct ws_store_
         return;
     }
     ws_node_parts_record(m, json);
+    ws_retired_record(m, json, ev);
     apply_claim(m, p->index, json);
     apply_claim(part, p->index, json);
     ws_model_resolve_lineage(m);
@@ -345,6 +347,7 @@ static void apply_model(struct ws_poller *p, const json_t *json, struct ws_store
         return;
     }
     m->claims[p->index].direct = true;
+    ws_retired_record(m, json, ev);
     apply_claim(m, p->index, json);
     ws_model_resolve_lineage(m);
     if (whole != m) {

@@ -8,6 +8,7 @@
 #include "fs/store/node_parts.h"
 #include "fs/store/one_copy.h"
 #include "fs/store/poller.h"
+#include "fs/store/retired.h"
 #include "fs/store/version.h"
 #include "fs/store/way_back.h"
 #include "transports/base/log.h"
@@ -169,8 +170,7 @@ bool ws_version_is_newer(const struct ws_version *a, const struct ws_version *b)
     return a->number != b->number ? a->number > b->number : a->serial > b->serial;
 }
 
-/* Is it the version of a release? With s->lock. */
-static bool is_released(const struct ws_version *v)
+bool ws_version_is_released(const struct ws_version *v)
 {
     const struct ws_desired *o = &v->model->desired;
     const struct ws_version_id id = ws_version_id_make(v->number, v->lineage);
@@ -187,7 +187,7 @@ static bool gives_way(const struct ws_version *v, unsigned newer)
 
     if (current && current->mapped_from && ws_version_is_newer(v, current))
         newer++;
-    return newer >= 2 && !is_released(v);
+    return newer >= 2 && !ws_version_is_released(v);
 }
 
 /* Complete versions, and those that are being pulled, count as the newest: an arriving version pushes the
@@ -251,10 +251,12 @@ void ws_model_resolve_lineage(struct ws_model *m)
         memcpy(m->lineage, best->lineage, sizeof(m->lineage));
 }
 
-static bool should_stay(const struct ws_version *v, unsigned *n_lost)
+static bool should_stay(struct ws_version *v, unsigned *n_lost)
 {
     if (v == v->model->current)
         return true; /* the engines serve it */
+    if (ws_retired_is_over(v))
+        return false;
     if (v->mapped_from && !ws_version_is_protected(v))
         return false; /* it is in a slot of the trainer, not in this mount's memory */
     if (ws_version_is_complete(v) || v->pull || v->pinned || v == v->model->previous ||

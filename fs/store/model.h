@@ -18,6 +18,8 @@ const char *ws_model_source_name(const struct ws_model *m);
 void ws_model_unlist(struct ws_model *m, struct ws_store_events *ev);
 /* Is a newer than b? The live lineage is newer than any other. */
 bool ws_version_is_newer(const struct ws_version *a, const struct ws_version *b);
+bool ws_version_is_released(
+    const struct ws_version *v); /* of the release that is under way, or was the last */
 /* May it not be evicted: current, previous, pinned, retained, or among the newest options.keep, and no spare copy
  * (one_copy.h)? */
 bool ws_version_is_protected(const struct ws_version *v);

@@ -3,6 +3,7 @@
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
 #include "fs/store/poller.h"
+#include "fs/store/retired.h"
 #include "fs/store/rings.h"
 #include "fs/store/version.h"
 #include "transports/base/log.h"
@@ -237,6 +238,9 @@ static json_t *model_json(const struct ws_model *m)
                     (json_int_t)(newest ? newest->number : 0), "run", m->lineage, "digest",
                     newest ? newest->digest : "", "versions", versions);
     add_released(m, out);
+    json_t *retired = ws_retired_to_json(m);
+    if (retired)
+        json_object_set_new(out, "retired", retired);
     if (ws_model_is_hidden(m))
         json_object_set_new(out, "part", ws_node_parts_to_json(m));
     return out;

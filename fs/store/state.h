@@ -101,6 +101,7 @@ struct ws_version {
     uint64_t known_ns; /* when a source listed it first, by this host's clock */
     enum ws_version_state state;
     bool named, pinned;
+    bool retired;                  /* its framework has deleted it (retired.h); never unset */
     unsigned n_switches;           /* that go to it now; each has a reference, and reads no bytes */
     unsigned n_base_for;           /* pulls that want it as a delta base (one_copy.h) */
     bool dying;                    /* the reaper has it: no look-up finds it */
@@ -160,7 +161,9 @@ struct ws_model {
     size_t n_versions;
     struct ws_version *current, *previous; /* counted */
     struct ws_model_claim claims[WS_MAX_SOURCES];
-    struct ws_histogram pulls; /* seconds of complete pulls */
+    struct ws_histogram pulls;                    /* seconds of complete pulls */
+    struct ws_version_id retired[WS_MAX_RETIRED]; /* retired.h: the last ones; no run: none */
+    unsigned n_retired;                           /* that there ever were */
     struct ws_desired desired;
     unsigned desired_from;         /* index of the source that it is from */
     bool desired_is_hint;          /* that is a parent (parents.h): any other source's takes its place */

@@ -173,6 +173,8 @@ uint64_t ws_version_number(const struct ws_version *v);
 bool ws_version_must_be_signed(const struct ws_version *v);
 const char *ws_version_lineage(const struct ws_version *v);
 void ws_version_name(struct ws_version *v, char out[WS_MAX_NAME + 1]); /* its directory name now */
+/* Has it that name for who looks? Not where its framework has deleted it, and no engine of this mount needs it. */
+bool ws_version_is_shown(struct ws_version *v);
 enum ws_version_state ws_version_state(struct ws_version *v);
 /* Is it still in its model's list? Once false it stays so: DROPPING. */
 bool ws_version_is_named(struct ws_version *v);
@@ -196,16 +198,16 @@ struct ws_version_info {
     char lineage[WS_LINEAGE_CHARS + 1];
     char digest[33];
     enum ws_version_state state;
-    char how[WS_HOW_CHARS];               /* "tcp full", "ipc", "tcp delta from 41: 30 MB of 3.4 GB", "" */
-    int strategy;                         /* of the last pull; WS_NO_WAY: none carried weights */
-    char why_not[WS_WHY_NOT_CHARS];       /* why each better strategy was not used */
-    double pull_seconds;                  /* of the finished or the running pull */
-    uint64_t created_ns;                  /* when it was published, CLOCK_REALTIME; 0: unknown */
-    bool pinned, has_manifest, at_source; /* at_source: a source still serves it, or all its parts */
-    unsigned n_sources;                   /* that list it whole */
-    uint64_t bad_blocks;                  /* blocks fetched again because a hash differed */
-    int error_code;                       /* positive; 0: none */
-    char error[WS_ERROR_TEXT];            /* why it failed */
+    char how[WS_HOW_CHARS];         /* "tcp full", "ipc", "tcp delta from 41: 30 MB of 3.4 GB", "" */
+    int strategy;                   /* of the last pull; WS_NO_WAY: none carried weights */
+    char why_not[WS_WHY_NOT_CHARS]; /* why each better strategy was not used */
+    double pull_seconds;            /* of the finished or the running pull */
+    uint64_t created_ns;            /* when it was published, CLOCK_REALTIME; 0: unknown */
+    bool pinned, retired, has_manifest, at_source; /* at_source: a source still serves it, or all its parts */
+    unsigned n_sources;                            /* that list it whole */
+    uint64_t bad_blocks;                           /* blocks fetched again because a hash differed */
+    int error_code;                                /* positive; 0: none */
+    char error[WS_ERROR_TEXT];                     /* why it failed */
 };
 void ws_version_info(struct ws_version *v, struct ws_version_info *out);
 /* What is needed of the model of that name (needs.h), as it was written; empty: all of it. */
@@ -328,7 +330,8 @@ enum ws_store_event {
     WS_VERSION_STATE,
     WS_VERSION_READ_FAILED, /* a reader did not get its manifest, headers or blocks; its state is as before */
     WS_VERSION_RENAMED,
-    WS_VERSION_GONE /* it has lost its name, which the kernel must forget */
+    WS_VERSION_RETIRED, /* its framework has deleted it: it has a name only while it is needed by that */
+    WS_VERSION_GONE     /* it has lost its name, which the kernel must forget */
 };
 typedef void ws_store_listener(void *arg, enum ws_store_event event, struct ws_model *m,
                                struct ws_version *v);

@@ -15,6 +15,7 @@
 #include "fs/store/part_view.h"
 #include "fs/store/poller.h"
 #include "fs/store/reaper.h"
+#include "fs/store/retired.h"
 #include "fs/store/wants.h"
 #include "fs/store/way_back.h"
 #include "transports/base/clock.h"
@@ -61,6 +62,7 @@ struct ws_version *ws_version_new(struct ws_model *m, uint64_t number, const cha
     pthread_mutex_init(&v->header_lock, NULL);
     pthread_mutex_init(&v->tensor_diff_lock, NULL);
     v->named = true;
+    v->retired = ws_retired_has(m, number, run);
     v->live = ws_version_is_live(v);
     for (at = &m->versions; *at && (*at)->number <= number; at = &(*at)->next)
         ;
@@ -133,6 +135,7 @@ static void remove_name(struct ws_version *v, struct ws_store_events *ev)
 static void hand_on_listing(struct ws_version *v, struct ws_version *again)
 {
     again->listed_bytes = v->listed_bytes;
+    again->retired = v->retired;
     again->created_ns = v->created_ns;
     again->sources = v->sources;
     again->in_parts = v->in_parts;
@@ -367,6 +370,14 @@ void ws_version_name(struct ws_version *v, char out[WS_MAX_NAME + 1])
     snprintf(out, WS_MAX_NAME + 1, live ? "%lu" : "%lu@%s", v->number, v->lineage);
 }
 
+bool ws_version_is_shown(struct ws_version *v)
+{
+    pthread_mutex_lock(&v->store->lock);
+    const bool hidden = ws_retired_hides(v);
+    pthread_mutex_unlock(&v->store->lock);
+    return !hidden;
+}
+
 bool ws_version_is_named(struct ws_version *v)
 {
     pthread_mutex_lock(&v->store->lock);
@@ -409,6 +420,7 @@ void ws_version_info(struct ws_version *v, struct ws_version_info *out)
     if (v->state == WS_PULLING || v->state == WS_VERIFYING)
         out->pull_seconds = (double)(ws_clock_ns() - v->pull_began_ns) / 1e9;
     out->pinned = v->pinned;
+    out->retired = v->retired;
     out->at_source = ws_version_is_offered(v);
     out->n_sources = (unsigned)__builtin_popcountll(v->sources);
     if (v->error) {

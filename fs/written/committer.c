@@ -101,7 +101,7 @@ static void commit(struct written *w, struct written_top *t)
 {
     enum ws_written_outcome outcome = WS_WRITTEN_FAILED;
     char name[sizeof(t->name)];
-    const uint64_t number = number_of(w, t);
+    struct ws_version_id id = {.version = number_of(w, t)};
 
     t->is_taken = true;
     t->is_due = false;
@@ -111,7 +111,7 @@ static void commit(struct written *w, struct written_top *t)
     pthread_mutex_unlock(&w->lock);
     const bool whole = written_is_whole(w, t, true); /* nobody changes it meanwhile */
     if (whole)
-        outcome = w->options->publish(w->options->arg, t->fd, name, number);
+        outcome = w->options->publish(w->options->arg, t->fd, name, &id);
     pthread_mutex_lock(&w->lock);
     t->is_taken = false;
     w->publishing = NULL;
@@ -121,12 +121,12 @@ static void commit(struct written *w, struct written_top *t)
         t->failures += t->failures < (w->options->part == WS_COMMIT_WHOLE ? RETRY_DOUBLINGS : PART_DOUBLINGS);
     } else if (whole) {
         t->was_published = true;
-        t->number = number;
+        t->id = id;
         t->new_weights = t->new_config = t->new_marker = false;
         t->failures = 0;
-        w->last_number = number;
+        w->last_number = id.version;
         if (w->options->part != WS_COMMIT_WHOLE)
-            leave_out_lower(w, number);
+            leave_out_lower(w, id.version);
     }
     written_top_drop(w, t);
     pthread_cond_broadcast(&w->changed);
@@ -157,7 +157,7 @@ static bool say_known(const struct written *w, const struct written_top *top, bo
 {
     uint64_t number;
 
-    out->number = top ? top->number : 0;
+    out->number = top ? top->id.version : 0;
     if (!written_is_version(w, top, &number))
         say(out, WS_COMMIT_REFUSED, "its name is no version's, as --pattern of wsync share says");
     else if (top->was_published && !top->new_weights && !top->is_due)

@@ -25,8 +25,8 @@ struct written_top {
     bool is_due;        /* something changed since it was looked at */
     bool was_published; /* then only what is new of all these parts makes the next version */
     bool new_weights, new_config, new_marker;
-    uint64_t number;     /* that it was published as */
-    uint64_t not_before; /* ws_clock_ms(), after a failure */
+    struct ws_version_id id; /* that it was published as */
+    uint64_t not_before;     /* ws_clock_ms(), after a failure */
     unsigned failures;
 };
 

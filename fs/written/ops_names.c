@@ -284,10 +284,18 @@ static struct written_top *find_top(const struct written *w, const char *name)
     return NULL;
 }
 
+/* The version's folder is there no more under its name: its framework is done with it. */
+static void retire(const struct written *w, const struct written_top *top)
+{
+    if (top->was_published)
+        w->options->retire(w->options->arg, &top->id);
+}
+
 static void end_top(struct written *w, struct written_top *top)
 {
     if (!top)
         return;
+    retire(w, top);
     top->is_gone = true;
     written_top_drop(w, top);
 }
@@ -350,12 +358,15 @@ static int rename_folder(struct written *w, struct written_node *from, const cha
     if (renameat2(a, name, a, new_name, flags) < 0)
         return -errno;
     if (flags & (1u << 1)) { /* exchanged */
-        if (its)
+        if (its) {
+            retire(w, its);
             snprintf(its->name, sizeof(its->name), "%s", name);
+        }
     } else {
         end_top(w, its);
     }
     if (mine) {
+        retire(w, mine);
         snprintf(mine->name, sizeof(mine->name), "%s", new_name);
         written_note(w, mine, "");
     }

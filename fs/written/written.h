@@ -10,6 +10,7 @@
 #define WS_FS_WRITTEN_WRITTEN_H
 #include "transports/base/error.h"
 #include "transports/base/pattern.h"
+#include "transports/base/version_id.h"
 #include "transports/format/commit_rule.h"
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,8 +29,11 @@ struct ws_written_options {
     enum ws_commit_part part; /* of several nodes that write one version together */
     const struct ws_pattern *pattern;
     /* Publishes what lies in the folder, which is whole, and which nobody changes until this returns. The descriptor
-     * is the caller's. One call at a time, on a thread of its own. */
-    enum ws_written_outcome (*publish)(void *arg, int folder, const char *name, uint64_t number);
+     * is the caller's. id: its number; its run is set where it is published and that is known. One call at a time, on a
+     * thread of its own. */
+    enum ws_written_outcome (*publish)(void *arg, int folder, const char *name, struct ws_version_id *id);
+    /* The folder of a version that was published is removed, or called something else. Must not block. */
+    void (*retire)(void *arg, const struct ws_version_id *id);
     /* Of a part: the call of publish that runs returns soon, WS_WRITTEN_FAILED, so that its folder can be changed. */
     void (*give_way)(void *arg);
     void (*ready)(void *arg); /* the mount answers */

@@ -192,7 +192,7 @@ static const struct field version_pairs[] = {
     {"error", TEXT, NULL},
     {0},
 };
-static const char *const version_flags[] = {"pinned", "gone-at-source", NULL};
+static const char *const version_flags[] = {"pinned", "deleted", "gone-at-source", NULL};
 static const struct field engine_places[] = {{"name", TEXT, NULL},    {"state", TEXT, NULL},
                                              {"serving", TEXT, NULL}, {"kind", TEXT, NULL},
                                              {"url", NAME, NULL},     {0}};

@@ -4,6 +4,7 @@
 #include "fs/written/written.h"
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/systemd.h"
+#include "mount-helpers/commands/retirement.h"
 #include "transports/base/name.h"
 #include "transports/base/vector.h"
 #include "transports/ipc/peer.h"
@@ -60,6 +61,7 @@ WS_VECTOR(numbers, uint64_t);
 
 struct share {
     const struct cli_args *args;
+    struct retirement *retirement;
     struct numbers published; /* of the present lineage, that we know of */
     pthread_mutex_t lock;     /* of these */
     pid_t child;              /* 0: none */
@@ -156,10 +158,13 @@ static bool is_known(const struct share *s, uint64_t number, uint64_t *highest)
     return known;
 }
 
-static enum ws_written_outcome record(struct share *s, int code, uint64_t number, bool new_run)
+static enum ws_written_outcome record(struct share *s, int code, struct ws_version_id *id, bool new_run)
 {
+    const uint64_t number = id->version;
+
     if (code != CLI_OK)
         return WS_WRITTEN_FAILED;
+    retirement_ask_run(s->retirement, id->lineage);
     if (new_run)
         numbers_reset(&s->published);
     if (numbers_append(&s->published, number) < 0)
@@ -168,43 +173,52 @@ static enum ws_written_outcome record(struct share *s, int code, uint64_t number
 }
 
 /* A step that was there and is written again is a trainer that resumed from an older one. */
-static enum ws_written_outcome publish_whole(struct share *s, int folder, const char *name, uint64_t number)
+static enum ws_written_outcome publish_whole(struct share *s, int folder, const char *name,
+                                             struct ws_version_id *id)
 {
+    const uint64_t number = id->version;
     uint64_t highest;
     const int code = publish_as(s, folder, name, number, false);
 
     if (code != CLI_NOT_HIGHER)
-        return record(s, code, number, false);
+        return record(s, code, id, false);
     if (s->published.len && !is_known(s, number, &highest)) {
         cli_fail("version %" PRIu64 " does not follow version %" PRIu64
                  ", and is left out: only a step that was published before opens a new lineage",
                  number, highest);
         return WS_WRITTEN_LEFT_OUT;
     }
-    return record(s, publish_as(s, folder, name, number, true), number, true);
+    return record(s, publish_as(s, folder, name, number, true), id, true);
 }
 
 /* All nodes say the same of the lineage, before they hear of each other: by what each has published. */
-static enum ws_written_outcome publish_part(struct share *s, int folder, const char *name, uint64_t number)
+static enum ws_written_outcome publish_part(struct share *s, int folder, const char *name,
+                                            struct ws_version_id *id)
 {
+    const uint64_t number = id->version;
     uint64_t highest;
     const bool new_run =
         is_known(s, number, &highest) || (s->published.len == 0 && cli_has(s->args, "new-run"));
     const int code = publish_as(s, folder, name, number, new_run);
 
     if (code != CLI_NOT_HIGHER)
-        return record(s, code, number, new_run);
+        return record(s, code, id, new_run);
     cli_fail("version %" PRIu64 " is left out: if the trainer resumed from an older step, start wsync share "
              "with --new-run on all nodes",
              number);
     return WS_WRITTEN_LEFT_OUT;
 }
 
-static enum ws_written_outcome publish(void *arg, int folder, const char *name, uint64_t number)
+static enum ws_written_outcome publish(void *arg, int folder, const char *name, struct ws_version_id *id)
 {
     struct share *s = arg;
 
-    return (part_of(s->args) == WS_COMMIT_WHOLE ? publish_whole : publish_part)(s, folder, name, number);
+    return (part_of(s->args) == WS_COMMIT_WHOLE ? publish_whole : publish_part)(s, folder, name, id);
+}
+
+static void retire(void *arg, const struct ws_version_id *id)
+{
+    retirement_add(((struct share *)arg)->retirement, id);
 }
 
 static void ready(void *arg)
@@ -256,6 +270,7 @@ static int run(const struct cli_args *args)
         .pattern = &pattern,
         .part = part_of(args),
         .publish = publish,
+        .retire = retire,
         .give_way = give_way,
         .ready = ready,
         .stop = stop,
@@ -272,7 +287,10 @@ static int run(const struct cli_args *args)
         return cli_usage("--marker is the name of a file in the folder, not hidden");
     signal(SIGPIPE, SIG_IGN);
     cli_allow_descriptors();
-    const int rc = ws_written_run(&written, &err);
+    int rc = retirement_new(&s.retirement, args, model, &err);
+    if (rc == 0)
+        rc = ws_written_run(&written, &err);
+    retirement_free(s.retirement);
     numbers_reset(&s.published);
     return rc < 0 ? cli_fail("%s", err.text) : CLI_OK;
 }
@@ -302,7 +320,11 @@ const struct cli_command cmd_share = {
         "process may have the file open, too, as one that was forked, or where that cannot be told. Who "
         "writes into a folder that is being published "
         "waits "
-        "until it is. Files that come later, other times, and removal change nothing of a version.\n\n"
+        "until it is. Files that come later and other times change nothing of a version. A folder that is "
+        "removed, or called "
+        "something else, is hidden by the mounts of all nodes, too, which keep what is mapped, what their "
+        "engines serve "
+        "and what the next version comes as a delta on.\n\n"
         "A number that was published and is written again, weights and marker or adapter_config.json, is a "
         "trainer that resumed from an older step: it opens a new lineage, as --new-run does. Without {N} in "
         "the pattern it is the next version, whose number is the time in milliseconds. What cannot be "

@@ -2,6 +2,7 @@
 # timeout: 420
 """Mounts of one release with agents, mounts and engines of another: whole versions, deltas, switches and releases."""
 from releases import *
+from sharing import Share, published
 
 
 class Run:
@@ -170,3 +171,32 @@ def test_patched(mounts, engines, api):
     events = mount.text("actor/events")
     assert (" how=patch " in events) == (engines is NEW), events
     assert ("its workers do not say which version they hold" in events) == (mounts is NEW), events
+
+
+@olds
+def test_deleted(old):
+    """what a framework deletes is hidden by mounts of this release; one of an earlier release does not know the word, and goes on as ever; an
+    agent of an earlier release has no such request, which is said once, and keeps nothing from being published"""
+    for of_agent, of_mount in (NEW, old), (old, NEW):
+        agent, root = of_agent.Agent(), unique("out")
+        share = Share(agent, root)
+        mount, new = of_mount.Mount(agent.url), NEW.Mount(agent.url)
+        for version in 1, 2, 3:
+            os.mkdir(folder := os.path.join(root, f"step_{version}"))
+            source = checkpoint(SMALL, seed=version)
+            shutil.copyfile(os.path.join(source, "model.safetensors"), os.path.join(folder, "model.safetensors"))
+            published(agent, version)
+            for m in mount, new:
+                m.wait_version("actor", version)
+                m.write(f"pull {version}", "actor/ctl")
+                assert tensors_of(m.file("actor", version, "model.safetensors")) == tensors_of(os.path.join(source, "model.safetensors"))
+            if version == 2:
+                shutil.rmtree(os.path.join(root, "step_1"))
+                shutil.rmtree(os.path.join(root, "step_2"))
+        if of_agent is NEW:
+            wait_for(lambda: not os.path.exists(new.file("actor/2")), "the name to go")
+            assert os.path.exists(mount.file("actor/2"))
+        else:
+            wait_for(lambda: "actor/2 was deleted, and mounts elsewhere go on showing it" in share.text(), "what share says")
+            assert os.path.exists(new.file("actor/2"))
+        assert share.alive(), share.text()

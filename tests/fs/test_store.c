@@ -176,9 +176,10 @@ struct heard {
 static void hear(void *arg, enum ws_store_event event, struct ws_model *m, struct ws_version *v)
 {
     static const char *const names[] = {
-        [WS_MODEL_ADDED] = "model+",    [WS_MODEL_REMOVED] = "model-",    [WS_MODEL_LISTED] = "listed",
-        [WS_MODEL_DESIRED] = "desired", [WS_MODEL_OFFERS] = "offers",     [WS_VERSION_KNOWN] = "known",
-        [WS_VERSION_STATE] = "state",   [WS_VERSION_RENAMED] = "renamed", [WS_VERSION_GONE] = "gone",
+        [WS_MODEL_ADDED] = "model+",      [WS_MODEL_REMOVED] = "model-",    [WS_MODEL_LISTED] = "listed",
+        [WS_MODEL_DESIRED] = "desired",   [WS_MODEL_OFFERS] = "offers",     [WS_VERSION_KNOWN] = "known",
+        [WS_VERSION_STATE] = "state",     [WS_VERSION_RENAMED] = "renamed", [WS_VERSION_GONE] = "gone",
+        [WS_VERSION_RETIRED] = "deleted",
     };
     struct heard *h = arg;
     struct ws_source_info source = {0};

@@ -5,49 +5,9 @@
 import threading
 from pathlib import Path
 
-from sharing import Share, newest, save, stays
+from sharing import INDEX, OF_NODE, SHARDS, Nodes, newest, save, stays
+from sharing import OF_NODES as TENSORS
 from world import *
-
-SHARDS = {f"model-0000{i}-of-00003.safetensors": [name] for i, name in enumerate("abc", 1)}
-OF_NODE = ["model-00001-of-00003.safetensors"], ["model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"]
-TENSORS = {"a": ("BF16", [64, 64]), "b": ("F32", [1000]), "c": ("F32", [77, 3])}
-INDEX = "model.safetensors.index.json"
-
-
-class Nodes:
-    "what a call would wait for in vain takes longer than the test may"
-
-    def __init__(self, *args):
-        self.args = ("--world", "2", "--timeout", "600", *args)
-        self.agents = [Agent("--insecure", "--nodes")]
-        self.agents.append(Agent("--insecure", "--primary", self.agents[0].url))
-        self.roots = [unique("node0"), unique("node1")]
-        self.shares = [self.start(rank) for rank in range(2)]
-        self.mount = Mount(",".join(a.url for a in self.agents))
-
-    def start(self, rank):
-        return Share(self.agents[rank], self.roots[rank], "step_{N}", "--rank", str(rank), *self.args)
-
-    def folder(self, rank, version):
-        os.makedirs(path := os.path.join(self.roots[rank], f"step_{version}"), exist_ok=True)
-        return path
-
-    def write(self, rank, version, source, names=None):
-        for name in OF_NODE[rank] if names is None else names:
-            save(source, self.folder(rank, version), name)
-
-    def end(self, version, source, marker="STABLE"):
-        "the first node's last files"
-        shutil.copyfile(os.path.join(source, INDEX), os.path.join(self.folder(0, version), INDEX))
-        if marker:
-            Path(self.folder(0, version), marker).touch()
-
-    def expect(self, version, source):
-        "shown whole, bit for bit, with each file where its node had it"
-        self.mount.wait_version("actor", version)
-        self.mount.write(f"pull {version}", "actor/ctl")
-        for name in SHARDS:
-            assert tensors_of(self.mount.file("actor", version, name)) == tensors_of(os.path.join(source, name)), name
 
 
 def test_two_nodes():

@@ -30,6 +30,7 @@
 #define WS_MAX_NODE_PARTS      256           /* nodes of a trainer, each with a part of the model */
 #define WS_MAX_NODE_PART_BYTES (256UL << 20) /* the description of one */
 #define WS_FANOUT_STRIPES      4 /* into which a version is dealt out among mounts that serve each other */
+#define WS_MAX_RETIRED         64 /* versions of a model that a listing says to be deleted; the oldest give way */
 #define WS_MAX_RELAYS          8 /* mounts that a version may come through, one after the other */
 #define WS_MAX_ENGINES         1024
 #define WS_MAX_COMMAND         4096 /* one write to a control file */

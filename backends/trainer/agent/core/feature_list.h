@@ -1,6 +1,6 @@
 /* Feature list: which features the agent has. The hooks of one kind are called in this order. Of the routes the
  * order matters: the group forwards to the primary what only the primary can answer. A broadcast is not such a
- * request, nor are trees of mounts and leases by ucx, and so they come before it; what mounts report is, and comes
+ * request, nor are trees of mounts, leases by ucx and what is retired, and so they come before it; what mounts report is, and comes
  * after it. What operators remove may be a model that has no version, which the fleet would refuse. What the agent
  * before this one knew comes first: others start with it. */
 #ifndef WS_TRAINER_AGENT_CORE_FEATURE_LIST_H
@@ -21,6 +21,7 @@
     _(story)                                                                                                 \
     _(broadcast)                                                                                             \
     _(topology)                                                                                              \
+    _(retired)                                                                                               \
     _(group)                                                                                                 \
     _(admin)                                                                                                 \
     _(fleet)
