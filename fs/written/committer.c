@@ -92,6 +92,7 @@ static void leave_out_lower(struct written *w, uint64_t published)
     for (struct written_top *t = w->tops; t; t = t->next)
         if (t->is_due && written_is_version(w, t, &number) && number < published) {
             t->is_due = false;
+            t->is_left_out = true;
             ws_log(WS_LOG_INFO, "share", "%s: left out, as a higher version is published", t->name);
         }
 }
@@ -104,7 +105,7 @@ static void commit(struct written *w, struct written_top *t)
     struct ws_version_id id = {.version = number_of(w, t)};
 
     t->is_taken = true;
-    t->is_due = false;
+    t->is_due = t->is_left_out = false;
     t->refs++;
     w->publishing = t;
     memcpy(name, t->name, sizeof(name));
@@ -121,7 +122,9 @@ static void commit(struct written *w, struct written_top *t)
         t->failures += t->failures < (w->options->part == WS_COMMIT_WHOLE ? RETRY_DOUBLINGS : PART_DOUBLINGS);
     } else if (whole) {
         t->was_published = true;
-        t->id = id;
+        t->is_left_out = outcome == WS_WRITTEN_LEFT_OUT;
+        if (!t->is_left_out)
+            t->id = id;
         t->new_weights = t->new_config = t->new_marker = false;
         t->failures = 0;
         w->last_number = id.version;
@@ -160,6 +163,8 @@ static bool say_known(const struct written *w, const struct written_top *top, bo
     out->number = top ? top->id.version : 0;
     if (!written_is_version(w, top, &number))
         say(out, WS_COMMIT_REFUSED, "its name is no version's, as --pattern of wsync share says");
+    else if (top->is_left_out && !top->is_due)
+        say(out, WS_COMMIT_REFUSED, "it is left out: what wsync share prints says why");
     else if (top->was_published && !top->new_weights && !top->is_due)
         say(out, was_due ? WS_COMMIT_DONE : WS_COMMIT_BEFORE, "");
     else if (written_has_writer(w, top))

@@ -41,7 +41,35 @@ static int look_at(int folder, const char *name, uint64_t ino)
     return number == ino && (flags & O_ACCMODE) != O_RDONLY;
 }
 
-static int look_at_process(int proc, const char *pid, uint64_t ino)
+/* 1: it has that file mapped and shared, which outlives its descriptor. */
+static int look_at_maps(int proc, const char *pid, uint64_t ino)
+{
+    char path[300], *line = NULL, sharing;
+    size_t room = 0;
+    uint64_t number;
+    int found = 0;
+
+    snprintf(path, sizeof(path), "%s/maps", pid);
+    const int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
+    FILE *maps = fd < 0 ? NULL : fdopen(fd, "r");
+    if (!maps) {
+        found = errno == ENOENT || errno == ESRCH ? 0 : -1;
+        if (fd >= 0)
+            close(fd);
+        return found;
+    }
+    /* "7f00-7f01 rw-s 00000000 00:2a 42   /path": private ones are never written to the file */
+    while (found == 0 && (errno = 0, getline(&line, &room, maps)) > 0)
+        if (sscanf(line, "%*s %*3s%c %*s %*s %" SCNu64, &sharing, &number) == 2)
+            found = sharing == 's' && number == ino;
+    if (found == 0 && errno && errno != ESRCH)
+        found = -1;
+    free(line);
+    fclose(maps);
+    return found;
+}
+
+static int look_at_descriptors(int proc, const char *pid, uint64_t ino)
 {
     char path[300];
     const struct dirent *d;
@@ -98,7 +126,9 @@ bool written_is_open_anywhere(uint64_t ino, pid_t by)
     while (found == 0 && (d = readdir(proc))) {
         if (d->d_name[0] < '1' || d->d_name[0] > '9')
             continue;
-        found = look_at_process(dirfd(proc), d->d_name, ino);
+        found = look_at_descriptors(dirfd(proc), d->d_name, ino);
+        if (found == 0)
+            found = look_at_maps(dirfd(proc), d->d_name, ino);
         if (found < 0 && descends_from(dirfd(proc), by, (pid_t)strtol(d->d_name, NULL, 10)))
             found = 0;
     }

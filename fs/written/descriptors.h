@@ -1,5 +1,5 @@
-/* Descriptors: does any process have a file open for writing? The kernel tells of the last close(2) of an open file only once that has
- * returned, and a framework's next call may overtake it. */
+/* Descriptors: does any process have a file open for writing, or mapped? The kernel tells of the last close(2) of an open file, or the last
+ * munmap(2), only once that has returned, and a framework's next call may overtake it. */
 #ifndef WS_FS_WRITTEN_DESCRIPTORS_H
 #define WS_FS_WRITTEN_DESCRIPTORS_H
 #include <stdbool.h>

@@ -180,13 +180,17 @@ void written_forget(struct written *w, struct written_node *n, uint64_t count)
     pthread_mutex_unlock(&w->lock);
 }
 
-void written_wait(struct written *w, const struct written_top *top)
+void written_wait(struct written *w, struct written_top *top)
 {
-    while (top && top->is_taken) { /* at the end, too: until what is published is given up */
+    if (!top)
+        return;
+    top->refs++;            /* who waits beside us may remove it first */
+    while (top->is_taken) { /* at the end, too: until what is published is given up */
         if (w->publishing == top && w->options->part != WS_COMMIT_WHOLE)
             w->options->give_way(w->options->arg);
         (void)ws_cond_wait_until(&w->changed, &w->lock, ws_clock_ns() + GIVE_WAY_NS);
     }
+    written_top_drop(w, top);
 }
 
 void written_note(struct written *w, struct written_top *top, const char *name)

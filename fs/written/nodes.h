@@ -24,6 +24,7 @@ struct written_top {
     bool is_taken;      /* is being read or published: what would change it waits */
     bool is_due;        /* something changed since it was looked at */
     bool was_published; /* then only what is new of all these parts makes the next version */
+    bool is_left_out;   /* as what was written last is no version, and never will be */
     bool new_weights, new_config, new_marker;
     struct ws_version_id id; /* that it was published as */
     uint64_t not_before;     /* ws_clock_ms(), after a failure */
@@ -87,7 +88,7 @@ bool written_is_version(const struct written *w, const struct written_top *top, 
 void written_show(const struct written *w, const struct written_node *n, struct stat *st);
 
 /* With the lock: waits until nobody reads it; what publishes a part gives way. */
-void written_wait(struct written *w, const struct written_top *top);
+void written_wait(struct written *w, struct written_top *top);
 /* With the lock: a file of that name in it was changed. NULL top: nothing. */
 void written_note(struct written *w, struct written_top *top, const char *name);
 void written_top_drop(struct written *w, struct written_top *top);

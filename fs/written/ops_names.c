@@ -396,17 +396,21 @@ static int rename_file(struct written *w, struct written_node *from, const char 
 }
 
 /* Everybody reads what is in a version: so who makes one of a file or a folder, or adds one to it, has it. With the lock. */
-static bool may_show(fuse_req_t req, const struct written_node *from, const struct written_node *to,
-                     const char *new_name, const struct stat *st)
+static int check_show(fuse_req_t req, const struct written_node *from, const char *name,
+                      const struct written_node *to, const char *new_name, struct stat *st)
 {
     const struct written *w = written_of(req);
     const uid_t caller = fuse_req_ctx(req)->uid;
     uint64_t number;
+
+    if (fstatat(written_folder_of(w, from, name, false), name, st, AT_SYMLINK_NOFOLLOW) < 0)
+        return -errno;
     const bool shows = to == &w->root
                            ? S_ISDIR(st->st_mode) && ws_pattern_match(w->options->pattern, new_name, &number)
                            : written_is_version(w, to->top, &number);
-
-    return !shows || (from != &w->root && from->top == to->top) || caller == 0 || caller == st->st_uid;
+    return !shows || (from != &w->root && from->top == to->top) || caller == 0 || caller == st->st_uid
+               ? 0
+               : -EPERM;
 }
 
 static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent,
@@ -414,14 +418,14 @@ static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_
 {
     struct written *w = written_of(req);
     struct written_node *from = written_node_of(req, parent), *to = written_node_of(req, new_parent);
-    struct stat st;
+    struct stat st, its;
     int rc;
 
     pthread_mutex_lock(&w->lock);
     for (;;) {
-        const struct written_top *all[] = {from->top, to->top, from == &w->root ? find_top(w, name) : NULL,
-                                           to == &w->root ? find_top(w, new_name) : NULL};
-        const struct written_top *taken = NULL;
+        struct written_top *all[] = {from->top, to->top, from == &w->root ? find_top(w, name) : NULL,
+                                     to == &w->root ? find_top(w, new_name) : NULL};
+        struct written_top *taken = NULL;
         for (size_t i = 0; i < 4; i++)
             if (all[i] && all[i]->is_taken)
                 taken = all[i];
@@ -429,18 +433,13 @@ static void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_
             break;
         written_wait(w, taken);
     }
-    if (flags & ~RENAME_FLAGS)
-        rc = -EINVAL;
-    else if (fstatat(written_folder_of(w, from, name, false), name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-        rc = -errno;
-    else if (!may_show(req, from, to, new_name, &st))
-        rc = -EPERM;
-    else if (S_ISDIR(st.st_mode))
-        rc = rename_folder(w, from, name, to, new_name, flags);
-    else if (flags & (1u << 1))
-        rc = -EINVAL; /* nobody needs it */
-    else
-        rc = rename_file(w, from, name, to, new_name, flags, &st);
+    rc = flags & ~RENAME_FLAGS ? -EINVAL : check_show(req, from, name, to, new_name, &st);
+    if (rc == 0 && (flags & (1u << 1)))
+        rc = S_ISDIR(st.st_mode) ? check_show(req, to, new_name, from, name, &its)
+                                 : -EINVAL; /* nobody needs it */
+    if (rc == 0)
+        rc = S_ISDIR(st.st_mode) ? rename_folder(w, from, name, to, new_name, flags)
+                                 : rename_file(w, from, name, to, new_name, flags, &st);
     if (rc == 0) {
         written_settle(w, to == &w->root ? find_top(w, new_name) : to->top);
         if (from->top != to->top)
@@ -526,6 +525,14 @@ static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
         end_listing(w, l);
 }
 
+/* Each entry says where the next begins, in the field after its number. */
+static size_t next_entry(const struct written_listing *l, size_t at)
+{
+    uint64_t next;
+    memcpy(&next, l->bytes + at + 8, sizeof(next));
+    return next;
+}
+
 static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t at, struct fuse_file_info *fi)
 {
     const struct written *w = written_of(req);
@@ -545,15 +552,13 @@ static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t at, st
         reply(req, rc);
         return;
     }
-    size_t begin = at < 0 || (size_t)at > l->n ? l->n : (size_t)at, left = l->n - begin, fits = 0;
-    /* whole entries only: each says where the next begins, in the field after its number */
-    while (fits < left) {
-        uint64_t next;
-        memcpy(&next, l->bytes + begin + fits + 8, sizeof(next));
-        if (next - begin > size)
-            break;
-        fits = next - begin;
-    }
+    size_t begin = 0;
+    while (begin < l->n && (at < 0 || begin < (size_t)at)) /* lseek(2) takes its caller anywhere */
+        begin = next_entry(l, begin);
+    size_t end = begin;
+    while (end < l->n && next_entry(l, end) - begin <= size)
+        end = next_entry(l, end);
+    const size_t fits = end - begin;
     char *answered = malloc(fits + 1); /* the listing may be released before the reply returns */
     if (!answered) {
         reply(req, -ENOMEM);

@@ -3,6 +3,7 @@
 # timeout: 240, takes: 40
 """Checkpoints that frameworks write into a folder, each with its own system calls and in its own order, published by wsync share when they are
 whole; read through a mount bit for bit."""
+import ctypes
 import errno
 import hashlib
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 from sharing import Share, newest, published, save, stays
 from world import *
 
+libc = ctypes.CDLL(None, use_errno=True)
 TENSORS = {"a": ("BF16", [64, 64]), "b": ("F32", [1000])}
 SHARDS = {"model-00001-of-00002.safetensors": ["a"], "model-00002-of-00002.safetensors": ["b"]}
 
@@ -88,6 +90,8 @@ def test_resumed():
     write(3, 3)
     wait_for(lambda: "version 3 does not follow version 4" in share.text(), "a late step")
     assert newest(agent) == 4 and run() == first
+    r = wsync("publish", "--shared", os.path.join(root, "step_3"), check=False)
+    assert r.returncode == 1 and "is left out" in r.stderr, r
     for version in (2, 3, 4):
         shutil.rmtree(os.path.join(root, f"step_{version}"))
     write(2, 12)
@@ -494,6 +498,11 @@ def as_stranger(*programs):
     return json.loads(text)
 
 
+def exchange(one, other):
+    if libc.renameat2(-100, one.encode(), -100, other.encode(), 2):  # AT_FDCWD, RENAME_EXCHANGE
+        raise OSError(ctypes.get_errno(), one)
+
+
 def test_strangers():
     """another account that may write into the folder makes no version of what it may not read, shows nobody anything, has no descriptor of
     the daemon's, publishes nothing through a link that it could not read through; its setuid files and devices are none"""
@@ -525,6 +534,11 @@ def test_strangers():
             lambda: os.rename("secret", "step_5"),
             lambda: os.rename("secret", ".step_5.tmp"),
             lambda: os.rename(".step_5.tmp", "step_5"),
+            lambda: os.mkdir("own"),
+            lambda: os.rename("own", "step_8"),
+            lambda: exchange("step_8", ".step_5.tmp"),
+            lambda: exchange(".step_5.tmp", "step_8"),
+            lambda: os.rmdir("step_8"),
             lambda: os.mkdir("step_9"),
             lambda: os.rename("loose/model.safetensors", "step_9/model.safetensors"),
             lambda: os.rename("file", "step_9/file"),
@@ -544,10 +558,10 @@ def test_strangers():
             lambda: os.mkdir("step_" + "9" * 40),
         )
         stays(agent, share, None)
-        assert found == ["EACCES", "EPERM", None, "EPERM", None, "EPERM", "EPERM", found[7], None, "EPERM", "EPERM", "EACCES", "EACCES", "ENOTSUP", None, 65534,
-                         1, found[17], None, "ENAMETOOLONG", None], str(found)
-        assert found[7] in ("EPERM", "EXDEV")  # as protected_hardlinks says
-        assert "Operation not permitted" not in found[17], found[17]
+        assert found == ["EACCES", "EPERM", None, "EPERM", None, None, "EPERM", "EPERM", None, None, "EPERM", "EPERM", found[12], None, "EPERM", "EPERM", "EACCES", "EACCES", "ENOTSUP", None, 65534,
+                         1, found[22], None, "ENAMETOOLONG", None], str(found)
+        assert found[12] in ("EPERM", "EXDEV")  # as protected_hardlinks says
+        assert "Operation not permitted" not in found[22], found[22]
         assert not os.stat("step_9/suid").st_mode & 0o6000
         os.mknod("step_9/null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         with pytest.raises(PermissionError):
@@ -625,6 +639,48 @@ def test_announced_when_the_call_returns():
     assert "sharing " in share.text()
     r = wsync("ls", "--mount", root, check=False)  # no mount of models
     assert r.returncode == 1 and "is not a wsync mount" in r.stderr, r.stderr
+
+
+def test_mapped():
+    "a file that is written through a mapping, whose descriptor is closed, is not whole before the mapping is gone"
+    agent, root = Agent(), unique("out")
+    Share(agent, root)
+    mount = Mount(agent.url)
+    data = Path(whole := os.path.join(checkpoint(TENSORS), "model.safetensors")).read_bytes()
+    os.mkdir(folder := os.path.join(root, "step_1"))
+    fd = os.open(os.path.join(folder, "model.safetensors"), os.O_RDWR | os.O_CREAT)
+    os.write(fd, data[:-4096])
+    os.ftruncate(fd, len(data))
+    libc.mmap.restype = ctypes.c_void_p
+    at = libc.mmap(None, ctypes.c_size_t(len(data)), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, ctypes.c_long(0))
+    assert at != ctypes.c_void_p(-1).value
+    os.close(fd)
+    assert newest(agent) is None
+    ctypes.memmove(at, data, len(data))
+    assert libc.munmap(ctypes.c_void_p(at), ctypes.c_size_t(len(data))) == 0
+    published(agent, 1)
+    mount.wait_version("actor", 1)
+    mount.write("pull 1", "actor/ctl")
+    assert tensors_of(mount.file("actor", 1, "model.safetensors")) == tensors_of(whole)
+
+
+@pytest.mark.parametrize("to", [280, 1345])
+def test_listed_from_anywhere(to):
+    "a listing that is begun in the middle of an entry, whose name says that the next one begins there, or far behind, ends"
+    agent, root = Agent(), unique("out")
+    share = Share(agent, root)
+    os.mkdir(folder := os.path.join(root, "step_1"))  # a tmpfs lists "." and ".." first
+    name = "a" * 200 + os.fsdecode(struct.pack("<H", to))  # from byte 88
+    Path(folder, name).touch()
+    reader = subprocess.Popen([sys.executable, "-c", """if True:
+        import os, sys
+        folder = os.open(sys.argv[1], os.O_RDONLY)
+        print(len(os.listdir(folder)))
+        os.lseek(folder, 280, os.SEEK_SET)
+        print(len(os.listdir(folder)))""", folder], stdout=subprocess.PIPE, text=True)
+    at_end(reader.kill)
+    assert reader.communicate(timeout=30 * SLOW)[0] == "1\n0\n"
+    assert share.alive()
 
 
 def test_folder_is_synced():
