@@ -98,6 +98,15 @@ static void wait_for_answer(void)
     (void)sem_post(&init_answered); /* for the next */
 }
 
+/* The kernel answers a request with EIO where it has to bring a page of the buffer while this process is killed. Most requests, and all that
+ * are sent again, fit in two: a command, which may be longer, fails with EIO anyway. */
+static void bring_pages(volatile unsigned char *buf, size_t room)
+{
+    buf[0] = 0;
+    if (room > WS_PAGE_BYTES)
+        buf[WS_PAGE_BYTES] = 0;
+}
+
 static ssize_t read_request(int fd, void *buf, size_t room, void *arg)
 {
     struct ws_life *l = ((const struct ws_fs *)arg)->life;
@@ -109,6 +118,7 @@ static ssize_t read_request(int fd, void *buf, size_t room, void *arg)
         return (ssize_t)n;
     }
     wait_for_answer();
+    bring_pages(buf, room);
     const ssize_t n = read(fd, buf, room);
     if (n >= (ssize_t)sizeof(*head) && head->op == OP_INIT && n <= INIT_BYTES) {
         memcpy(l->init, buf, (size_t)n);
