@@ -54,7 +54,7 @@ struct ws_life {
 };
 
 /* Of this process, which has one session. */
-static atomic_bool begins_again; /* the next read is the INIT */
+static atomic_bool begins_again;      /* the next read is the INIT */
 static _Atomic(uint64_t) init_unique; /* of the INIT that is not answered yet; 0: none */
 static sem_t init_answered;
 static int former_passed;
