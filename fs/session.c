@@ -173,6 +173,12 @@ static void end_connection(struct ws_fs *fs)
     pthread_mutex_unlock(&one_at_a_time);
 }
 
+/* libfuse forgets that its session has exited when its loop returns. */
+static bool is_over(const struct ws_fs *fs)
+{
+    return atomic_load(&fs->is_over) || fuse_session_exited(fs->session);
+}
+
 /* A reader may have a former daemon's answer, and not have looked at what is passed through by it yet. */
 static void close_former(struct ws_fs *fs)
 {
@@ -180,9 +186,9 @@ static void close_former(struct ws_fs *fs)
     const uint64_t until = ws_clock_ns() + FORMER_NS;
     if (ws_life_former_passed() == 0)
         return;
-    while (ws_clock_ns() < until && !fuse_session_exited(fs->session))
+    while (ws_clock_ns() < until && !is_over(fs))
         (void)nanosleep(&wait, NULL);
-    if (!fuse_session_exited(fs->session))
+    if (!is_over(fs))
         ws_version_cache_close_former(fs, ws_life_former_passed());
 }
 
@@ -197,7 +203,7 @@ struct starter {
 static int wait_begun(const struct ws_fs *fs)
 {
     const struct timespec wait = {.tv_nsec = WS_MS_NS};
-    for (unsigned ms = 0; ms < BEGIN_MS && !fuse_session_exited(fs->session); ms++) {
+    for (unsigned ms = 0; ms < BEGIN_MS && !is_over(fs); ms++) {
         if (atomic_load(&fs->has_begun))
             return 0;
         (void)nanosleep(&wait, NULL);
@@ -526,8 +532,8 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     struct ws_ending *ending = NULL;
     struct fuse_loop_config *config = fuse_loop_cfg_create();
     if (ws_life_number(fs->life) > 0) { /* who looks a version up that was there before finds it */
+        fs->sources_until_ns = ws_clock_ns() + (uint64_t)fs->options.deadline_ms * WS_MS_NS;
         ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
-        (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
     }
     int rc = config ? ws_thread_start(&thread, finish_start, s) : -ENOMEM;
     const bool started = rc == 0;
@@ -544,6 +550,7 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
         fuse_loop_cfg_set_max_threads(config, MAX_WORKERS);
         fuse_loop_cfg_set_idle_threads(config, MAX_WORKERS);
         rc = fuse_session_loop_mt(fs->session, config);
+        atomic_store(&fs->is_over, true);
     }
     if (config)
         fuse_loop_cfg_destroy(config);

@@ -63,9 +63,12 @@ struct ws_fs {
     int settings;             /* the lock on them; -1: none, or control has ended */
     enum ws_reads reads;      /* what is in use; never WS_READS_AUTO */
     atomic_bool has_begun;    /* the kernel has said how it talks */
+    atomic_bool is_over;      /* the session's loop has returned */
     atomic_bool has_links; /* link mode's tmpfs is below the mount: before that a link would lead nowhere */
     char mode_text[256];   /* the same for status, with the reason of a fallback */
     struct timespec start; /* times of all files */
+    uint64_t
+        sources_until_ns; /* how long a daemon that took over waits for what they list (request.h); 0: not at all */
     pthread_mutex_t lock;
     struct ws_version_cache *version_caches;                 /* guarded by lock (version_cache.c) */
     LIST_HEAD(ws_open_files, ws_open_file) open_files;       /* guarded by lock (ops_data.c) */

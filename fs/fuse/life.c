@@ -3,6 +3,7 @@
 #include "transports/base/limits.h"
 #include "transports/base/log.h"
 #include <errno.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -53,8 +54,9 @@ struct ws_life {
 };
 
 /* Of this process, which has one session. */
-static atomic_bool begins_again; /* the next read is the INIT */
-static _Atomic(uint64_t) init_unique;
+static atomic_bool begins_again;      /* the next read is the INIT */
+static _Atomic(uint64_t) init_unique; /* of the INIT that is not answered yet; 0: none */
+static sem_t init_answered;
 static int former_passed;
 
 struct ws_life *ws_life_new(void)
@@ -85,6 +87,26 @@ unsigned ws_life_number(const struct ws_life *l)
 
 /* --- the session's reads and writes --- */
 
+/* libfuse refuses what comes before it has answered the INIT (EIO), and another worker of it reads on meanwhile. The kernel would keep it
+ * back from the first daemon, but not from those after. */
+static void wait_for_answer(void)
+{
+    if (atomic_load(&init_unique) == 0)
+        return;
+    while (sem_wait(&init_answered) != 0)
+        ;
+    (void)sem_post(&init_answered); /* for the next */
+}
+
+/* The kernel answers a request with EIO where it has to bring a page of the buffer while this process is killed. Most requests, and all that
+ * are sent again, fit in two: a command, which may be longer, fails with EIO anyway. */
+static void bring_pages(volatile unsigned char *buf, size_t room)
+{
+    buf[0] = 0;
+    if (room > WS_PAGE_BYTES)
+        buf[WS_PAGE_BYTES] = 0;
+}
+
 static ssize_t read_request(int fd, void *buf, size_t room, void *arg)
 {
     struct ws_life *l = ((const struct ws_fs *)arg)->life;
@@ -95,6 +117,8 @@ static ssize_t read_request(int fd, void *buf, size_t room, void *arg)
         atomic_store(&init_unique, head->unique);
         return (ssize_t)n;
     }
+    wait_for_answer();
+    bring_pages(buf, room);
     const ssize_t n = read(fd, buf, room);
     if (n >= (ssize_t)sizeof(*head) && head->op == OP_INIT && n <= INIT_BYTES) {
         memcpy(l->init, buf, (size_t)n);
@@ -114,18 +138,16 @@ static void ask_again(int fd)
                strerror(errno));
 }
 
-static ssize_t write_reply(int fd, struct iovec *v, int n, void *arg)
+/* The kernel has the answer where it does not know the request any more: the daemon before has died just then. */
+static ssize_t answer_init(struct ws_life *l, int fd, const struct iovec *v, int n)
 {
-    struct ws_life *l = ((const struct ws_fs *)arg)->life;
-    const struct out_header *head = v[0].iov_base;
-    if (head->unique == 0 || head->unique != atomic_load(&init_unique))
-        return writev(fd, v, n);
-    atomic_store(&init_unique, 0);
     if (!atomic_load(&l->answered)) {
         const ssize_t wrote = writev(fd, v, n);
+        if (wrote < 0 && errno != ENOENT)
+            return wrote;
+        atomic_store(&l->answered, true);
         if (wrote > 0)
-            atomic_store(&l->answered, true);
-        return wrote;
+            return wrote;
     }
     ask_again(fd);
     ssize_t all = 0;
@@ -134,11 +156,24 @@ static ssize_t write_reply(int fd, struct iovec *v, int n, void *arg)
     return all;
 }
 
+static ssize_t write_reply(int fd, struct iovec *v, int n, void *arg)
+{
+    const struct out_header *head = v[0].iov_base;
+    if (head->unique == 0 || head->unique != atomic_load(&init_unique))
+        return writev(fd, v, n);
+    const ssize_t wrote = answer_init(((const struct ws_fs *)arg)->life, fd, v, n);
+    atomic_store(&init_unique, 0);
+    (void)sem_post(&init_answered);
+    return wrote;
+}
+
 int ws_life_attach(struct ws_life *l, struct fuse_session *session)
 {
     static const struct fuse_custom_io io = {.read = read_request, .writev = write_reply};
     if (!l)
         return 0;
+    if (sem_init(&init_answered, 0, 0) != 0)
+        return -errno;
     atomic_store(&begins_again, atomic_load(&l->init_bytes) > 0);
     former_passed = atomic_load(&l->passed);
     return fuse_session_custom_io(session, &io, fuse_session_fd(session)) == 0 ? 0 : -EIO;

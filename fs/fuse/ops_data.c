@@ -198,7 +198,7 @@ static void run_open_weights(struct ws_request *rq)
     int rc = o ? ws_tree_node_get(rq->fs, rq->ino, &n) : -ENOMEM;
     if (rc < 0) {
         free(o);
-        ws_request_error(rq, rc == -ENOENT ? ESTALE : -rc);
+        ws_request_deny(rq, rc == -ENOENT ? ESTALE : -rc);
         return;
     }
     o->kind = n.kind;
@@ -253,7 +253,7 @@ static void open_changes(void *arg)
     int rc = o ? ws_tree_node_get(fs, rq->ino, &n) : -ENOMEM;
     if (rc < 0) {
         free(o);
-        ws_request_error(rq, rc == -ENOENT ? ESTALE : -rc);
+        ws_request_deny(rq, rc == -ENOENT ? ESTALE : -rc);
         return;
     }
     o->kind = n.kind;
@@ -284,7 +284,7 @@ static void open_view(void *arg)
     int rc = o ? ws_tree_node_get(rq->fs, rq->ino, &n) : -ENOMEM;
     if (rc < 0) {
         free(o);
-        ws_request_error(rq, -rc);
+        ws_request_deny(rq, -rc);
         return;
     }
     o->kind = n.kind;

@@ -32,7 +32,7 @@ static void run_lookup(struct ws_request *rq)
         ws_tree_node_release(&child);
     }
     if (rc < 0) {
-        ws_request_error(rq, -rc);
+        ws_request_deny(rq, -rc);
         return;
     }
     fuse_reply_entry(rq->req, &e);
@@ -69,10 +69,11 @@ static void run_getattr(struct ws_request *rq)
         rc = ws_tree_node_attr(rq->fs, &n, &st, &timeout);
         ws_tree_node_release(&n);
     }
-    if (rc < 0)
-        fuse_reply_err(rq->req, -rc);
-    else
-        fuse_reply_attr(rq->req, &st, timeout);
+    if (rc < 0) {
+        ws_request_deny(rq, -rc);
+        return;
+    }
+    fuse_reply_attr(rq->req, &st, timeout);
     ws_request_end(rq);
 }
 
@@ -175,6 +176,11 @@ static int make_folder(struct ws_request *rq, struct ws_open_folder **out)
         free_folder(f);
         return rc;
     }
+    if ((n.kind == WS_KIND_ROOT || n.kind == WS_KIND_MODEL) && ws_request_await_sources(rq)) {
+        ws_tree_node_release(&n);
+        free_folder(f);
+        return 1;
+    }
     add_entry(f, ".", rq->ino);
     add_entry(f, "..", FUSE_ROOT_ID);
     rc = ws_tree_node_list(rq, &n, add_entry, f);
@@ -193,7 +199,7 @@ static void run_opendir(struct ws_request *rq)
     struct ws_open_folder *f;
     int rc = make_folder(rq, &f);
     if (rc < 0)
-        ws_request_error(rq, -rc);
+        ws_request_deny(rq, -rc);
     if (rc != 0)
         return;
     rq->fi.fh = ws_life_handle(rq->fs->life, f);
@@ -266,7 +272,7 @@ static void run_list_again(struct ws_request *rq)
     struct ws_open_folder *f;
     int rc = make_folder(rq, &f);
     if (rc < 0)
-        ws_request_error(rq, -rc);
+        ws_request_deny(rq, -rc);
     if (rc != 0)
         return;
     reply_folder(rq->req, f, rq->size, rq->off, rq->plus);

@@ -147,17 +147,36 @@ static bool end_parking(struct ws_request *rq, unsigned generation, bool waits)
     return interrupted;
 }
 
-bool ws_request_ask(struct ws_request *rq, const char *model, const uint64_t *number)
+/* model NULL: until each source has answered once. True: it is parked. */
+static bool inquire(struct ws_request *rq, const char *model, const uint64_t *number)
 {
-    rq->has_asked = true;
     rq->inquiry = (struct ws_inquiry){.done = on_asked};
     const unsigned generation = begin_parking(rq, true);
-    const bool waits = ws_inquiry_start(rq->fs->store, model, number, &rq->inquiry) == 0;
+    const bool waits =
+        (model ? ws_inquiry_start(rq->fs->store, model, number, &rq->inquiry)
+               : ws_inquiry_await_first(rq->fs->store, rq->fs->sources_until_ns, &rq->inquiry)) == 0;
     if (end_parking(rq, generation, waits))
         ws_request_error(rq, EINTR);
     /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): begin_parking's reference, not the one that just ended */
     unref(rq);
     return waits;
+}
+
+bool ws_request_ask(struct ws_request *rq, const char *model, const uint64_t *number)
+{
+    rq->has_asked = true;
+    return inquire(rq, model, number);
+}
+
+bool ws_request_await_sources(struct ws_request *rq)
+{
+    return rq->fs->sources_until_ns && inquire(rq, NULL, NULL);
+}
+
+void ws_request_deny(struct ws_request *rq, int code)
+{
+    if ((code != ENOENT && code != ESTALE) || !ws_request_await_sources(rq))
+        ws_request_error(rq, code);
 }
 
 void ws_request_park(struct ws_request *rq, struct ws_version *v, size_t file, size_t first, size_t n,

@@ -45,5 +45,10 @@ void ws_request_park(struct ws_request *rq, struct ws_version *v, size_t file, s
 /* Parks until the sources were asked for a version of the model (ws_inquiry_start), then runs again, with has_asked. False:
  * it is not parked, as nobody is there to ask, and has_asked is set; true: the caller must not touch it any more. */
 bool ws_request_ask(struct ws_request *rq, const char *model, const uint64_t *number);
+/* In a daemon that took over, which does not know at once all that the one before has shown: parks until each source has
+ * answered once, then runs again. False: all have, or are not waited for any more, or this is the first daemon. */
+bool ws_request_await_sources(struct ws_request *rq);
+/* As ws_request_error, for what leads nowhere as far as is known: ENOENT and ESTALE wait for the sources first. */
+void ws_request_deny(struct ws_request *rq, int positive_errno);
 
 #endif

@@ -34,12 +34,22 @@ static bool is_over(struct ws_store *s, const struct ws_inquiry *q)
 {
     struct ws_model *m = q->any ? NULL : ws_model_lookup(s, q->model);
 
+    if (q->first)
+        return ws_pollers_have_answered(s);
     if (m && ws_version_lookup(m, q->number, m->lineage))
         return true;
     for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
         if ((q->sources & ws_bit(i)) && s->pollers[i] && s->pollers[i]->inquirer.ended_ns < q->since_ns)
             return false;
     return true;
+}
+
+static void enqueue(struct ws_store *s, struct ws_inquiry *q)
+{
+    q->queued = true;
+    s->n_inquiries++;
+    LIST_INSERT_HEAD(&s->inquiries, q, link);
+    ws_waiters_schedule(s, q->deadline_ns);
 }
 
 static void dequeue(struct ws_store *s, struct ws_inquiry *q)
@@ -92,6 +102,11 @@ struct ws_inquiry *ws_inquiries_collect_due(struct ws_store *s, uint64_t now, bo
             if ((q->sources & ws_bit(i)) && s->pollers[i] && s->pollers[i]->inquirer.ended_ns < q->since_ns)
                 log_away(s, s->pollers[i], "no answer");
     return chain;
+}
+
+struct ws_inquiry *ws_inquiries_collect(struct ws_store *s)
+{
+    return collect(s, 0, false, NULL);
 }
 
 void ws_inquiries_complete(struct ws_inquiry *chain)
@@ -149,7 +164,7 @@ static void *inquirer_main(void *arg)
         i->failed_ns = rc < 0 ? ws_clock_ns() : 0;
         if (rc < 0 && rc != -ECANCELED)
             log_away(s, p, err.text);
-        struct ws_inquiry *chain = collect(s, 0, false, NULL);
+        struct ws_inquiry *chain = ws_inquiries_collect(s);
         pthread_mutex_unlock(&s->lock);
         ws_inquiries_complete(chain);
         pthread_mutex_lock(&s->lock);
@@ -205,10 +220,26 @@ int ws_inquiry_start(struct ws_store *s, const char *model, const uint64_t *numb
         rc = -ENOENT;
     if (rc == 0) {
         q->model = model;
-        q->queued = true;
-        s->n_inquiries++;
-        LIST_INSERT_HEAD(&s->inquiries, q, link);
-        ws_waiters_schedule(s, q->deadline_ns);
+        enqueue(s, q);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+int ws_inquiry_await_first(struct ws_store *s, uint64_t until_ns, struct ws_inquiry *q)
+{
+    int rc = 0;
+
+    assert(q->done && !q->queued);
+    pthread_mutex_lock(&s->lock);
+    if (atomic_load(&s->stop) || ws_pollers_have_answered(s) || ws_clock_ns() >= until_ns)
+        rc = -EALREADY;
+    else if (s->n_inquiries >= WS_MAX_INQUIRIES)
+        rc = -EAGAIN;
+    if (rc == 0) {
+        q->any = q->first = true;
+        q->deadline_ns = until_ns;
+        enqueue(s, q);
     }
     pthread_mutex_unlock(&s->lock);
     return rc;

@@ -22,7 +22,7 @@ struct ws_inquiry {
     const char *model;
     uint64_t number, since_ns, deadline_ns;
     uint64_t sources; /* bit i: the one with index i is waited for */
-    bool any, queued;
+    bool any, first, queued;
     LIST_ENTRY(ws_inquiry) link;
 };
 
@@ -39,10 +39,14 @@ struct ws_inquirer {
  * them; else for that version of the live run, or all. 0: done will be called, unless cancel has returned true. -ENOENT: nobody is there to ask. -EAGAIN: too many wait. */
 WS_MUST_USE int ws_inquiry_start(struct ws_store *s, const char *model, const uint64_t *number,
                                  struct ws_inquiry *q);
+/* Asks nobody, and waits until each source has answered once, or failed to. 0: done will be called, by until_ns at the latest, unless
+ * cancel has returned true. -EALREADY: they have, or it is later. -EAGAIN: too many wait. */
+WS_MUST_USE int ws_inquiry_await_first(struct ws_store *s, uint64_t until_ns, struct ws_inquiry *q);
 bool ws_inquiry_cancel(struct ws_store *s, struct ws_inquiry *q); /* true: done will not be called */
 
-/* For the deadline thread (waiters.c). With store->lock: takes out those that are due, or all, and returns them as a list
- * for complete, which is called without it. *next: the next deadline, where it is earlier. */
+/* With store->lock: takes out those that are over, and returns them as a list for complete, which is called without it. */
+struct ws_inquiry *ws_inquiries_collect(struct ws_store *s);
+/* The same for the deadline thread (waiters.c): also those that are due, or all. *next: the next deadline, where it is earlier. */
 struct ws_inquiry *ws_inquiries_collect_due(struct ws_store *s, uint64_t now, bool all, uint64_t *next);
 void ws_inquiries_complete(struct ws_inquiry *chain);
 

@@ -25,9 +25,19 @@
 /* parents.c watches them: they may wait for blocks as long as they answer otherwise. */
 #define HINT_STALL_MS    (WS_ARRIVAL_MS + 10000) /* a parent answers before that why it does not come */
 
+bool ws_pollers_have_answered(const struct ws_store *s)
+{
+    bool all = true;
+
+    for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
+        all = all && (!s->pollers[i] || s->pollers[i]->answered);
+    return all;
+}
+
 static void record_result(struct ws_poller *p, int rc, const struct ws_error *err)
 {
     struct ws_store *s = p->store;
+    struct ws_inquiry *chain;
     bool was_up, is_up, first;
 
     pthread_mutex_lock(&s->lock);
@@ -44,7 +54,9 @@ static void record_result(struct ws_poller *p, int rc, const struct ws_error *er
         p->reported = false;
     }
     pthread_cond_broadcast(&s->changed);
+    chain = first ? ws_inquiries_collect(s) : NULL;
     pthread_mutex_unlock(&s->lock);
+    ws_inquiries_complete(chain);
     if (is_up && (first || !was_up))
         ws_log(WS_LOG_INFO, "store", "source answers url=%s", p->source->url);
     else if (rc < 0 && (first || was_up))

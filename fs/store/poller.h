@@ -46,6 +46,8 @@ WS_MUST_USE int ws_poller_start(struct ws_store *s, const char *url, const char 
 WS_MUST_USE int ws_poller_start_hint(struct ws_store *s, const char *url, const char *model,
                                      const char *token, const char *token_file, unsigned *out,
                                      struct ws_error *err);
+/* With store->lock: has each source answered once, or failed to? */
+bool ws_pollers_have_answered(const struct ws_store *s);
 struct ws_poller *ws_poller_get(struct ws_poller *p);
 void ws_poller_put(struct ws_poller *p);
 /* Any thread: what became of a request for a signature, rc; and, did the source leave one without an answer in the last

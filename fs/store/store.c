@@ -380,9 +380,7 @@ bool ws_store_wait_first(struct ws_store *s, unsigned timeout_ms)
 
     pthread_mutex_lock(&s->lock);
     while (!all && !late) {
-        all = true;
-        for (unsigned i = 0; i < WS_MAX_SOURCES; i++)
-            all = all && (!s->pollers[i] || s->pollers[i]->answered);
+        all = ws_pollers_have_answered(s);
         if (!all)
             late = ws_cond_wait_until(&s->changed, &s->lock, until) == ETIMEDOUT;
     }

@@ -139,6 +139,80 @@ def test_killed_again_and_again():
     first.close()
 
 
+class Looker(User):
+    """Only looks up, lists and stats, and so asks all the time."""
+
+    def once(self):
+        for names in ((), ("actor",), ("actor", "1"), ("actor", "1", "tensors"), ("actor", "1", "model.safetensors"), ("actor", "latest")):
+            path = self.mount.file(*names)
+            if os.path.isdir(path):
+                os.listdir(path)
+            os.stat(path)
+
+
+def test_killed_while_it_begins():
+    "daemons that die just after they took over, under many who look, list and stat what is in a folder of checkpoints: nothing fails"
+    source = unique("source")
+    for version in (1, 2):
+        checkpoint(SMALL, folder=f"{source}/actor/{version}", seed=version)
+    m = Supervised(f"dir:{source}")
+    m.wait_version("actor", 1)
+    users = [Looker(m, None) for _ in range(4)]
+    for _ in range(150):
+        time.sleep(random.random() * 0.03)
+        os.kill(m.daemon, signal.SIGKILL)
+        os.stat(m.file("status"))
+    for u in users:
+        u.stop()
+
+
+def listed(m, *names):
+    """A thread that lists a folder, and what came of it: names, or an errno."""
+    got = []
+
+    def look():
+        try:
+            got.append(os.listdir(m.file(*names)))
+        except OSError as e:
+            got.append(e.errno)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    return thread, got
+
+
+def test_source_that_is_slow():
+    "what was there is not denied before the source has said what it has: names and lists wait for that, and the mount's own files do not"
+    agent, folder, m = published()
+    within = os.open(m.file("actor/1"), os.O_RDONLY | os.O_DIRECTORY)
+    at_end(os.close, within)
+    suspend(agent.pid)
+    at_end(os.kill, agent.pid, signal.SIGCONT)
+    before = m.daemon
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: set(m.children()) - {str(before)}, "the next daemon")
+    looks = [listed(m, "actor", "1"), listed(m, "actor"), listed(m)]
+    assert "source" in m.text("status")
+    time.sleep(4)  # more than a mount waits for its source before it is there
+    os.kill(agent.pid, signal.SIGCONT)
+    for thread, got in looks:
+        thread.join(60 * SLOW)
+        assert got and isinstance(got[0], list), got
+    assert "model.safetensors" in looks[0][1][0] and "1" in looks[1][1][0] and "actor" in looks[2][1][0], looks
+    assert "model.safetensors" in os.listdir(within)
+
+
+def test_source_that_says_nothing():
+    "a source that does not answer is waited for no longer than deadline= says"
+    agent, folder, m = published(options="deadline=2")
+    suspend(agent.pid)
+    at_end(os.kill, agent.pid, signal.SIGCONT)
+    os.kill(m.daemon, signal.SIGKILL)
+    thread, got = listed(m, "actor", "1")
+    thread.join(30 * SLOW)
+    assert got == [errno.ENOENT], got
+
+
 def test_folders_that_are_mounted_elsewhere():
     "bind mounts of the mount, of a model and of a version live on, and so does who is in a folder"
     agent, folder, m = published()
@@ -231,6 +305,16 @@ def test_ends(how):
         os.kill(daemon, signal.SIGTERM)
     assert m.process.wait(30 * SLOW) == 0, m.text()
     assert not m.mounted() and has_ended(daemon)
+
+
+def test_ends_at_once():
+    "told to end just after a death, it does not wait until what the former daemon had passed through is closed, which takes 10 s"
+    agent, folder, m = published()
+    m.read("actor/1/model.safetensors")
+    m.kill_daemon()
+    m.wait_version("actor", 1)
+    m.process.terminate()
+    assert m.process.wait(9) == 0, m.text()
 
 
 def test_ends_of_children_are_ignored():
