@@ -335,6 +335,14 @@ def test_supervisor_is_killed():
     wait_for(lambda: has_ended(daemon), "the daemon's end", 60)
 
 
+def is_supervisor(pid, place):
+    try:
+        with open(f"/proc/{pid}/cmdline") as f, open(f"/proc/{pid}/comm") as g:
+            return place in f.read() and g.read() == "wsync-keeps\n"
+    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        return False
+
+
 def test_in_background_without_privileges():
     "in the background and with run-as= the same: each daemon has a broker of its own"
     agent, place, folder = Agent(), open_to_all(), checkpoint(SMALL, seed=1)
@@ -342,8 +350,7 @@ def test_in_background_without_privileges():
     wsync("mount", "--supervised", "-o", "run-as=nobody,state=none", agent.url, place)
     at_end(lambda: wsync("umount", place, check=False))
     wait_for(lambda: os.path.isdir(place + "/actor/1"), "the version")
-    supervisor = [int(p) for p in os.listdir("/proc") if p.isdigit() and place in open(f"/proc/{p}/cmdline").read()
-                  and open(f"/proc/{p}/comm").read() == "wsync-keeps\n"]
+    supervisor = [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_supervisor(p, place)]
     assert len(supervisor) == 1, supervisor
     with open(f"/proc/{supervisor[0]}/task/{supervisor[0]}/children") as f:
         daemon = int(f.read().split()[0])
