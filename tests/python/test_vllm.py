@@ -456,6 +456,41 @@ def test_experts_are_packed(monkeypatch, packs_itself):
         assert packed == ["layer"] * load
 
 
+def test_latents_are_kept(loader, monkeypatch):
+    """what latent attention is packed from stays, where vLLM would replace it by an empty tensor; a model that started without is not reloaded"""
+    loader, _ = loader
+    full, empty = (types.SimpleNamespace(numel=lambda n=n: n) for n in (512, 0))
+
+    class Attention:
+        is_amx_bmm_enabled = True
+
+        def __init__(self):
+            self.kv_b_proj, self.packed = types.SimpleNamespace(weight=full), []
+
+        def process_weights_after_loading(self, dtype):
+            self.packed.append((self.kv_b_proj.weight, dtype))
+            self.kv_b_proj.weight = empty
+
+    monkeypatch.setattr(_cpu_reload, "_unmended", {})
+    stand_ins(monkeypatch, "vllm.model_executor.layers.attention.mla_attention").MLAAttention = Attention
+    before, pack = Attention(), Attention.process_weights_after_loading
+    before.process_weights_after_loading("bf16")
+    _cpu_reload.mend_reloads(on("cuda"))
+    assert Attention.process_weights_after_loading is pack
+    for _ in range(2):
+        _cpu_reload.mend_reloads(on("cpu"))
+    attention = Attention()
+    for load in range(1, 4):
+        attention.process_weights_after_loading("bf16")
+        assert attention.kv_b_proj.weight is full and attention.packed == [(full, "bf16")] * load
+    monkeypatch.setattr(_cpu_reload, "_unmended", {})
+    monkeypatch.setattr(Model, "modules", lambda _: iter([attention]))
+    loader.check_reload()
+    monkeypatch.setattr(Model, "modules", lambda _: iter([attention, before]))
+    with pytest.raises(RuntimeError, match="by an empty one.* start the server anew, with --worker-extension-cls"):
+        loader.check_reload()
+
+
 def test_undone_when_the_mount_dies(loader, monkeypatch):
     """if the mount fails during a load, the previous version is loaded without reading from it, and the other ranks learn of the error"""
     loader, start = loader

@@ -1,4 +1,4 @@
-"""What reloads need on a CPU, where vLLM 0.32 starts right and answers wrong from the first reload on, without an error.
+"""What reloads need on a CPU, where vLLM 0.32 starts right and answers wrong, or cannot reload, from the first reload on.
 
 - INT8 (W8A8): the oneDNN kernel keeps a pointer to the scales that it was made from. A reload makes a new kernel from new scales, copies
   these into the tensors that the layer had before, and frees the new ones. So each kernel keeps the scales that it was made from, as long
@@ -7,6 +7,8 @@
   file. So they are packed.
 - A head that is tied to the embeddings: its kernel has a packed copy of the weights, which a reload makes anew for modules that it loads. The
   head is none of them. So it is packed again.
+- Latent attention (MLA) with AMX: once it is packed, the weight that it was packed from is replaced by an empty one, which a reload cannot fill:
+  it fails in its middle. So that weight is kept.
 
 Where a release has its kernels elsewhere, what could not be mended is not reloaded: the load fails before it begins."""
 from __future__ import annotations
@@ -30,7 +32,8 @@ def mend_reloads(vllm_config: Any) -> None:
     device = getattr(vllm_config, "device_config", None)
     if getattr(device, "device_type", None) != "cpu":
         return
-    for what, has, mend in (("quantised weights", _is_quantised, _keep_scales), ("experts", _has_experts, _pack_experts)):
+    for what, has, mend in (("quantised weights", _is_quantised, _keep_scales), ("experts", _has_experts, _pack_experts),
+                            ("latent attention", _has_packed_latents, _keep_latents)):
         try:
             mend()
         except (ImportError, AttributeError) as e:
@@ -48,6 +51,9 @@ def check_reload(model: Any, model_config: Any) -> None:
         if has(model, model_config):
             raise RuntimeError(f"a model with {what} answers wrong after a reload on a CPU, and wsync cannot mend that in this release of vLLM "
                                f"({why}): start the server anew on the version")
+    if any(_is_empty(attention.kv_b_proj) for attention in _packed_latents(model)):
+        raise RuntimeError("vLLM has replaced a weight of this model's latent attention by an empty one, as it does with AMX: start the server anew, with "
+                           "--worker-extension-cls wsync.vllm.Extension, which keeps it")
 
 
 def pack_tied(model: Any) -> None:
@@ -89,6 +95,41 @@ def _is_quantised(_model: Any, model_config: Any) -> bool:
 
 def _has_experts(model: Any, _model_config: Any) -> bool:
     return any("MoE" in type(module).__name__ or "Experts" in type(module).__name__ for module in model.modules())
+
+
+def _packed_latents(model: Any) -> list[Any]:
+    return [module for module in model.modules() if getattr(module, "is_amx_bmm_enabled", False)]
+
+
+def _is_empty(layer: Any) -> bool:
+    weight = getattr(layer, "weight", None)  # quantised, it may have another name, and is not replaced
+    return weight is not None and not weight.numel()
+
+
+def _has_packed_latents(model: Any, _model_config: Any) -> bool:
+    return bool(_packed_latents(model))
+
+
+def _keep_latents() -> None:
+    from vllm.model_executor.layers.attention.mla_attention import MLAAttention as Attention
+
+    if not getattr(Attention, _MENDED, False):
+        Attention.process_weights_after_loading = _keeping_weight(Attention.process_weights_after_loading)
+        setattr(Attention, _MENDED, True)
+
+
+def _keeping_weight(pack: Any) -> Any:
+    """The method that packs a layer's weight, which the layer then still has."""
+
+    @functools.wraps(pack)
+    def process_weights_after_loading(attention: Any, *args: Any, **kwargs: Any) -> None:
+        layer = attention.kv_b_proj
+        weight, had = getattr(layer, "weight", None), not _is_empty(layer)
+        pack(attention, *args, **kwargs)
+        if had and _is_empty(layer):
+            layer.weight = weight
+
+    return process_weights_after_loading
 
 
 def _keep_scales() -> None:
