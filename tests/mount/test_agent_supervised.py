@@ -8,6 +8,7 @@ from ranks import Rank, Reader, Refused, expected
 from world import *
 
 ELEMENTS = 1 << 18
+MANY = 1 << 21  # of a publisher that is often in the middle of a step
 KILLS = int(os.environ.get("SUPERVISED_KILLS", "200" if os.environ.get("LONG") else "10"))
 RECORD = b"wsync-kept-slot1"
 RELEASE_AT, TEXT_AT = 16, 64  # in a record
@@ -92,3 +93,222 @@ def test_versions_outlive_it():
         agent.publish("actor", 2, folders[3])
     agent.publish("actor", 3, folders[3])
     assert agent.versions()[3][0] == "one" and agent.newest() == 3
+
+
+class Publisher(threading.Thread):
+    """Offloads a version each 0.2 s by one rank that is never started anew; a step that falls into a gap is tried again with the next
+    number. .newest: the last that was offloaded; .failed: sentences of those that were not."""
+
+    def __init__(self, agent):
+        super().__init__(daemon=True)
+        self.rank = Rank(agent, "actor", 0, 1, MANY, "run=one")
+        self.newest, self.failed, self.error, self.ended = 0, [], None, False
+        self.offload(1)
+        at_end(self.stop)
+        self.start()
+
+    def offload(self, version):
+        self.rank.ask(f"offload {version}")
+        self.newest = version
+
+    def run(self):
+        version = self.newest
+        try:
+            while not self.ended:
+                version += 1
+                try:
+                    self.offload(version)
+                except Refused as e:
+                    self.failed.append(e.text)
+                time.sleep(0.2)
+        except BaseException as e:
+            self.error = e
+
+    def stop(self):
+        self.ended = True
+        self.join(60 * SLOW)
+        assert not self.is_alive() and not self.error, self.error
+
+
+@pytest.mark.parametrize("memory", ["tmpfs", "memfd"])
+def test_killed_beside_a_publisher(memory, monkeypatch):
+    "killed at random moments: no wrong byte, what is served stays as it is, and the publisher and the mount come back by themselves"
+    need_fuse()
+    monkeypatch.setenv("WSYNC_REGION", memory)
+    agent = Supervised()
+    publisher = Publisher(agent)
+    mount = Mount(agent.url)
+    mount.wait_version("actor", 1)
+    reader = Reader(mount, "actor", MANY)
+    seen, gaps, kept = {}, [], 0
+    for _ in range(KILLS):
+        time.sleep(random.random() * 0.6)
+        before = agent.versions()
+        gaps.append(agent.kill_daemon())
+        after = agent.versions()
+        assert max(after) >= max(before), (before, after)
+        kept += bool(set(before) & set(after))
+        for version, what in [*before.items(), *after.items()]:
+            assert seen.setdefault(version, what) == what
+        offloaded = publisher.newest
+        wait_for(lambda: publisher.error or publisher.newest > offloaded, "the publisher to come back")
+    publisher.stop()
+    last = publisher.newest
+    wait_for(lambda: reader.versions.get(last) or reader.wrong, "the mount to come back")
+    reader.stop()
+    assert kept and "taken over from the agent before" in agent.text()
+    assert all("ended during" in text or "no connection" in text or "cannot connect" in text.lower() or "no agent" in text for text in publisher.failed), publisher.failed
+    assert tensors_of(mount.file("actor", last, "model.safetensors")) == expected(last, MANY)
+    gaps.sort()
+    print(f"{len(gaps)} kills: gap {gaps[len(gaps) // 2]:.3f} s, at most {gaps[-1]:.3f} s; {len(publisher.failed)} steps failed")
+
+
+def test_in_the_middle_of_a_step():
+    "a version that was being written is dropped, and those before it stay; the same number may come again"
+    agent = Supervised("--slots", "2")
+    rank = Rank(agent, "actor", 0, 1, ELEMENTS, "run=one")
+    rank.ask("offload 1")
+    rank.ask("offload 2")
+    rank.ask("wait 2")
+    before = agent.versions()
+    rank.send("stop 500 3")
+    wait_for(lambda: 1 not in agent.versions() and stopped(rank.pid), "the slot of version 1 to be taken")
+    agent.kill_daemon()
+    assert agent.versions() == {2: before[2]}
+    os.kill(rank.pid, signal.SIGCONT)
+    with pytest.raises(Refused, match="ended during"):
+        rank.answer()
+    rank.ask("offload 3")
+    rank.ask("wait 3")
+    assert agent.versions()[2] == before[2] and agent.newest() == 3
+    mount = Mount(agent.url)
+    for version in (2, 3):
+        mount.wait_version("actor", version)
+        assert tensors_of(mount.file("actor", version, "model.safetensors")) == expected(version, ELEMENTS)
+
+
+def stopped(pid):
+    with open(f"/proc/{pid}/stat") as f:
+        return f.read().rsplit(")", 1)[1].split()[0] == "T"
+
+
+def test_delta_to_what_was_taken_over():
+    "the first version after a death is a delta on the last one before it, and the rank copies what changed"
+    agent = Supervised()
+    rank = Rank(agent, "actor", 0, 1, ELEMENTS, "run=one")
+    for version in (1, 2):
+        rank.ask(f"offload {version}")
+        rank.ask(f"wait {version}")
+    mount = Mount(agent.url)
+    mount.wait_version("actor", 2)
+    mount.read("actor/2/model.safetensors")
+    agent.kill_daemon()
+    with pytest.raises(Refused):  # the connection has ended
+        rank.ask("wait 2")
+    rank.ask("offload 3")
+    wait_for(lambda: [d["base"] for d in agent.get("/v1/actor/3/manifest")["deltas"]] == [2], "a delta on version 2")
+    mount.wait_version("actor", 3)
+    assert tensors_of(mount.file("actor/3/model.safetensors")) == expected(3, ELEMENTS)
+
+
+@pytest.mark.parametrize("what", ["damaged", "another release"])
+def test_record_that_is_not_trusted(what):
+    "a record that is damaged, or another release's: the log says so, and the next agent begins without versions"
+    agent = Supervised()
+    for version in (1, 2):
+        agent.publish("actor", version, checkpoint(SMALL, seed=version))
+    if what == "damaged":
+        agent.overwrite(True, TEXT_AT + 20, b"?", version=2)
+    else:
+        agent.overwrite(True, RELEASE_AT, b"0.0.9", version=2)
+    agent.kill_daemon()
+    assert agent.versions() == {}
+    assert ("hash is wrong" if what == "damaged" else "by an agent of release 0.0.9") in agent.text(), agent.text()
+    assert "nothing is taken over" in agent.text() and agent.kept() == []
+    agent.publish("actor", 1, checkpoint(SMALL, seed=3))
+    assert list(agent.versions()) == [1]
+
+
+def test_bytes_that_are_not_the_versions():
+    "a version whose bytes have changed is not served again; the others are, and no other bytes get its number"
+    agent = Supervised()
+    for version in (1, 2):
+        agent.publish("actor", version, checkpoint({"w": ("U8", [1 << 22])}, seed=version, sidecars=False), "--run", "one")
+    before = agent.versions()
+    [path] = [p for p, size, is_record in agent.kept() if size > 1 << 22 and read_at(p, 1 << 20) == byte_of(agent, 2, 1 << 20)]
+    with open(path, "r+b", buffering=0) as f:
+        os.pwrite(f.fileno(), bytes(1000), 1 << 20)
+    agent.kill_daemon()
+    assert agent.versions() == {1: before[1]} and agent.newest() == 2
+    assert "1 blocks of model.safetensors are not the manifest's" in agent.text()
+    with pytest.raises(AssertionError, match="not higher than the newest"):
+        agent.publish("actor", 2, checkpoint({"w": ("U8", [1 << 22])}, seed=2, sidecars=False))
+
+
+def read_at(path, at, n=64):
+    with open(path, "rb") as f:
+        return os.pread(f.fileno(), n, at)
+
+
+def byte_of(agent, version, at, n=64):
+    request = urllib.request.Request(f"{agent.url}/v1/actor/{version}/files/model.safetensors", headers={"Range": f"bytes={at}-{at + n - 1}"})
+    with urllib.request.urlopen(request, timeout=20) as r:
+        return r.read()
+
+
+def test_what_is_kept_is_given_back():
+    "memory of slots that are laid out anew, or of a model that is removed, is kept no longer"
+    agent = Supervised("--memory", "40M")
+    for version in range(1, 8):  # of 8 MiB, each laid out anew
+        agent.publish("actor", version, checkpoint({"w": ("U8", [(8 << 20) + version])}, seed=version, sidecars=False))
+        assert sum(is_record for _, _, is_record in agent.kept()) <= 2
+        assert sum(size for _, size, _ in agent.kept()) < 40 << 20
+    agent.kill_daemon()
+    assert sorted(agent.versions()) == [6, 7]
+    for version in range(8, 11):
+        agent.publish("actor", version, checkpoint({"w": ("U8", [(8 << 20) + version])}, seed=version, sidecars=False))
+    wsync("model", "remove", "actor", "--agent", f"unix:{agent.sock}")
+    assert agent.kept() == []
+    agent.kill_daemon()
+    assert agent.get("/v1/models")["models"] == []
+
+
+def test_dies_too_often():
+    "the third death within a minute ends it, with the reason"
+    agent = type("Strict", (Supervised,), {"deaths": 3})()
+    agent.publish("actor", 1, checkpoint(SMALL))
+    for _ in range(2):
+        agent.kill_daemon()
+    os.kill(agent.daemon, signal.SIGKILL)
+    assert agent.process.wait(30 * SLOW) == 1
+    assert "has died 3 times within 60 s" in agent.text() and "its versions are gone" in agent.text()
+
+
+@pytest.mark.parametrize("whose", ["supervisor", "agent"])
+def test_ends(whose):
+    "told to end, also after a death, both are gone"
+    agent = Supervised()
+    agent.publish("actor", 1, checkpoint(SMALL))
+    agent.kill_daemon()
+    daemon = agent.daemon
+    os.kill(agent.pid if whose == "supervisor" else daemon, signal.SIGTERM)
+    assert agent.process.wait(30 * SLOW) == 0
+    assert not os.path.exists(f"/proc/{daemon}")
+
+
+def test_supervisor_is_killed():
+    "its agent serves on, and takes new versions"
+    agent = Supervised()
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    daemon = agent.daemon
+    at_end(lambda: os.path.exists(f"/proc/{daemon}") and os.kill(daemon, signal.SIGKILL))
+    agent.kill()
+    agent.publish("actor", 2, checkpoint(SMALL, seed=2))
+    agent.publish("actor", 3, checkpoint({"w": ("U8", [1 << 20])}, seed=3))
+    assert sorted(agent.versions()) == [2, 3]
+
+
+def test_refusals():
+    "an agent that refuses its options is not started again, and the exit status says so"
+    r = wsync("agent", "--supervised", "--listen", "none", "--socket", "none", check=False)
+    assert r.returncode == 1 and "give --listen or --socket" in r.stderr, r
