@@ -5,6 +5,7 @@ import mmap
 import threading
 
 from ranks import Rank, Reader, Refused, expected
+from service_manager import Manager
 from world import *
 
 ELEMENTS = 1 << 18
@@ -312,3 +313,81 @@ def test_refusals():
     "an agent that refuses its options is not started again, and the exit status says so"
     r = wsync("agent", "--supervised", "--listen", "none", "--socket", "none", check=False)
     assert r.returncode == 1 and "give --listen or --socket" in r.stderr, r
+
+
+class Managed(Agent):
+    """A service whose manager keeps descriptors, and starts it again when it is told to."""
+
+    def __init__(self, manager, *args, **kw):
+        self.manager = manager
+        super().__init__(*args, **kw)
+
+    @property
+    def prefix(self):
+        return self.manager.prefix
+
+    def versions(self):
+        return Supervised.versions(self)
+
+    def next(self):
+        self.kill()
+        return type(self)(self.manager, port=self.port, sock=self.sock)
+
+
+def test_service_manager():
+    "a service manager's store of descriptors does as well, without --supervised: what it is sent is all that the next agent needs"
+    need_fuse()
+    manager = Manager(unique("manager"))
+    agent = Managed(manager)
+    rank = Rank(agent, "actor", 0, 1, ELEMENTS, "run=one")
+    for version in (1, 2):
+        rank.ask(f"offload {version}")
+        rank.ask(f"wait {version}")
+    mount = Mount(f"unix:{agent.sock}")
+    for step_ in range(3, 6):
+        before = agent.versions()
+        agent = agent.next()
+        assert agent.versions() == before, agent.text()
+        for _ in range(2):  # the connection has ended
+            with contextlib.suppress(Refused):
+                rank.ask(f"offload {step_}")
+                break
+        rank.ask(f"wait {step_}")
+        mount.wait_version("actor", step_)
+        assert tensors_of(mount.file("actor", step_, "model.safetensors")) == expected(step_, ELEMENTS)
+    agent.end()
+    assert manager.kept == [] and manager.refused == []
+
+
+def test_descriptor_that_is_missing():
+    "a version of which the store has lost a file is not served again, with the reason, and the others are"
+    manager = Manager(unique("manager"))
+    agent = Managed(manager)
+    for version in (1, 2):
+        agent.publish("actor", version, checkpoint(SMALL, seed=version), "--run", "one")
+    before = agent.versions()
+    agent.kill()
+    name = next(name for name, fd in manager.kept if name.startswith("slot-") and b'"version":2,' in os.pread(fd, 1 << 20, 0))
+    fd = dict(manager.kept)[name]
+    file = next(n for n, _ in manager.kept if n.startswith("file-") and n.encode() in os.pread(fd, 1 << 20, 0))
+    manager.forget(file)
+    agent = agent.next()
+    assert agent.versions() == {1: before[1]}
+    assert f"the descriptor {file} was not kept" in agent.text(), agent.text()
+    with pytest.raises(AssertionError, match="not higher than the newest"):
+        agent.publish("actor", 2, checkpoint(SMALL, seed=3))
+    agent.publish("actor", 3, checkpoint(SMALL, seed=3))
+    assert sum(n.startswith("slot-") for n, _ in manager.kept) == 2, "what was not taken over is not kept either"
+
+
+def test_store_that_does_not_answer():
+    "an agent whose store is gone serves on, and the log says once that nothing outlives it"
+    manager = Manager(unique("manager"))
+    agent = Managed(manager)
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    manager.messages.shutdown(socket.SHUT_RDWR)
+    manager.messages.close()
+    for version in (2, 3, 4):
+        agent.publish("actor", version, checkpoint({"w": ("U8", [(1 << 20) + version])}, seed=version))
+    assert sorted(agent.versions()) == [3, 4] and not agent.get("/v1/status")["keeps_slots"]
+    assert agent.text().count("nothing outlives this process") == 1
