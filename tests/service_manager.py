@@ -30,6 +30,9 @@ class Manager:
     def receive(self):
         while True:
             text, fds, _, _ = socket.recv_fds(self.messages, 4096, 10)
+            if not text:  # close
+                self.messages.close()
+                return
             keys = dict(line.split("=", 1) for line in text.decode().splitlines())
             if keys.get("FDSTOREREMOVE") == "1":
                 for name, fd in [k for k in self.kept if k[0] == keys["FDNAME"]]:
@@ -51,6 +54,10 @@ class Manager:
                 service.sendall(f"{len(self.kept)} {names}\n".encode())
                 for _, fd in self.kept:
                     socket.send_fds(service, [b"."], [fd])
+
+    def close(self):
+        """Takes no messages any more."""
+        self.messages.shutdown(socket.SHUT_RDWR)
 
     def forget(self, name):
         """Loses one."""

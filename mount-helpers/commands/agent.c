@@ -84,7 +84,7 @@ static const struct cli_option options[] = {
      "in it; default for these /var/lib/wsync, or below the home of one who is not root; 'none': nothing is "
      "kept"},
     {"supervised", 0, NULL,
-     "an agent that dies is replaced, and the next one goes on with its versions: see AN AGENT THAT DIES in "
+     "an agent that dies is replaced, and the next one serves the same versions: see AN AGENT THAT DIES in "
      "wsync-fleet(7)"},
     {"delta-cache", 0, "SIZE",
      "memory for deltas between versions, of all models; default a tenth of the models, which is room for "
@@ -461,7 +461,9 @@ const struct cli_command cmd_agent = {
         "makes, in /run/wsync/PORT.token, where clients of its account and of root find it. Beyond loopback "
         "it wants --tokens, --token-file or --tls-client-ca, unless told --insecure. "
         "Versions live in memory: they are gone when the agent ends, but for what --archive wrote; the next "
-        "agent reads the newest of each model from there. With --state it also knows what was released, "
+        "agent reads the newest of each model from there. Where it dies, --supervised keeps them for the "
+        "next one, as "
+        "systemd does by the unit. With --state it also knows what was released, "
         "which "
         "numbers are taken and which mounts to wait for: a release is written before any mount acts on it. A "
         "state file that is damaged, another program's or of a newer release ends the start, and so does a "

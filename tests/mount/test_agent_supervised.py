@@ -385,8 +385,7 @@ def test_store_that_does_not_answer():
     manager = Manager(unique("manager"))
     agent = Managed(manager)
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
-    manager.messages.shutdown(socket.SHUT_RDWR)
-    manager.messages.close()
+    manager.close()
     for version in (2, 3, 4):
         agent.publish("actor", version, checkpoint({"w": ("U8", [(1 << 20) + version])}, seed=version))
     assert sorted(agent.versions()) == [3, 4] and not agent.get("/v1/status")["keeps_slots"]
