@@ -4,7 +4,8 @@
 import mmap
 import threading
 
-from ranks import Rank, Reader, Refused, expected
+from derived import VIEW, llama
+from ranks import Rank, Reader, Refused, ask_all, expected
 from service_manager import Manager
 from world import *
 
@@ -42,13 +43,16 @@ class Supervised(Agent):
         wait_for(lambda: self.alive() and [c for c in self.children() if c != before] and self.answers(), "the next agent")
         return time.monotonic() - began
 
+    def listed(self, model):
+        listing = self.get("/v1/models")
+        return [m for m in listing["models"] + listing.get("views", []) if m["name"] == model]
+
     def versions(self, model="actor"):
         """{version: (run, digest)}"""
-        found = [m for m in self.get("/v1/models")["models"] if m["name"] == model]
-        return {v["version"]: (v["run"], v["digest"]) for m in found for v in m["versions"]}
+        return {v["version"]: (v["run"], v["digest"]) for m in self.listed(model) for v in m["versions"]}
 
     def newest(self, model="actor"):
-        return next(m for m in self.get("/v1/models")["models"] if m["name"] == model)["newest"]
+        return self.listed(model)[0]["newest"]
 
     def kept(self):
         """Files that the supervisor keeps of slots: [(path, size, is a record)]."""
@@ -274,6 +278,57 @@ def test_what_is_kept_is_given_back():
     assert agent.get("/v1/models")["models"] == []
 
 
+def test_beside_state_archive_view_and_key():
+    "signed versions and views are taken over as they are; the archive, whose newest is older, and the state file are no hindrance"
+    need_fuse()
+    archive, key = unique("archive"), unique("run") + ".key"
+    wsync("key", "new", "--out", key, "--name", "run")
+    folders = [llama(seed) for seed in range(4)]
+    agent = Supervised("--state", unique("state") + "/agent.state", "--archive", archive, "--archive-every", "1", "--derive", VIEW,
+                       "--sign-key", key)
+    for version in (1, 2):
+        agent.publish("actor", version, folders[version])
+        wait_for(lambda: version in agent.versions(VIEW), "the view")
+    before, views = agent.versions(), agent.versions(VIEW)
+    agent.kill_daemon()
+    assert agent.versions() == before and agent.versions(VIEW) == views, agent.text()
+    mount = Mount(agent.url, f"verify-key={key}.pub")
+    for name, version in (("actor", 2), (VIEW, 2), ("actor", 1)):
+        mount.wait_version(name, version)
+        assert mount.read(name, version, "model.safetensors"), mount.text(name, "last_error")
+    agent.publish("actor", 3, folders[3])
+    mount.wait_version("actor", 3)
+    assert tensors_of(mount.file("actor/3/model.safetensors")) == tensors_of(folders[3] + "/model.safetensors")
+    wait_for(lambda: 3 in agent.versions(VIEW), "the view of the next version")
+    wait_for(lambda: os.path.exists(archive + "/v1/actor/3/manifest"), "version 3 in the archive")
+    agent.kill_daemon()
+    assert agent.newest() == 3 and agent.newest(VIEW) == 3
+    assert "read from the archive" not in agent.text()
+
+
+def test_some_ranks():
+    "ranks that share a version attach again, and their next version is whole; one lineage follows another"
+    agent = Supervised()
+    ranks = [Rank(agent, "actor", r, 3, ELEMENTS, "run=one") for r in range(3)]
+    for version in range(1, 4):
+        assert all(isinstance(a, str) for a in ask_all(ranks, f"offload {version}"))
+        ranks[0].ask(f"wait {version}")
+    before = agent.versions()
+    agent.kill_daemon()
+    assert agent.versions() == before
+    for version in range(4, 6):
+        assert all(isinstance(a, str) for a in ask_all(ranks, f"offload {version}"))
+        ranks[0].ask(f"wait {version}")
+    mount = Mount(agent.url)
+    mount.wait_version("actor", 5)
+    assert tensors_of(mount.file("actor/5/model.safetensors")) == expected(5, ELEMENTS)
+    for r in ranks:
+        r.end()
+    agent.publish("actor", 1, checkpoint(SMALL), "--run", "two", "--new-run")
+    agent.kill_daemon()
+    assert agent.newest() == 1 and agent.versions()[1][0] == "two" and agent.versions()[5][0] == "one"
+
+
 def test_dies_too_often():
     "the third death within a minute ends it, with the reason"
     agent = type("Strict", (Supervised,), {"deaths": 3})()
@@ -315,19 +370,16 @@ def test_refusals():
     assert r.returncode == 1 and "give --listen or --socket" in r.stderr, r
 
 
-class Managed(Agent):
+class Managed(Supervised):
     """A service whose manager keeps descriptors, and starts it again when it is told to."""
 
     def __init__(self, manager, *args, **kw):
         self.manager = manager
-        super().__init__(*args, **kw)
+        Agent.__init__(self, *args, **kw)
 
     @property
     def prefix(self):
         return self.manager.prefix
-
-    def versions(self):
-        return Supervised.versions(self)
 
     def next(self):
         self.kill()
