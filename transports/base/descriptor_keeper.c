@@ -15,22 +15,30 @@ int ws_descriptor_keeper_init(struct ws_descriptor_keeper *k, struct ws_error *e
     return ws_error_set(err, errno, "cannot make a store of descriptors: %s", strerror(errno));
 }
 
-/* Owns the descriptor. One of that name that is there already stays. */
+static bool make_room(struct ws_descriptor_keeper *k)
+{
+    const size_t cap = k->cap ? 2 * k->cap : 64;
+    if (k->n < k->cap)
+        return true;
+    struct ws_named_descriptor *all = cap <= WS_DESCRIPTORS ? realloc(k->all, cap * sizeof(*all)) : NULL;
+    if (!all)
+        return false;
+    k->all = all;
+    k->cap = cap;
+    return true;
+}
+
+/* Owns the descriptor. */
 static void add(struct ws_descriptor_keeper *k, const char *name, int fd)
 {
-    const size_t cap = k->n < k->cap ? k->cap : k->cap ? 2 * k->cap : 64;
-    struct ws_named_descriptor *all = k->all;
-    if (cap > k->cap && cap <= WS_DESCRIPTORS)
-        all = realloc(k->all, cap * sizeof(*all));
-    if (!all || k->n == WS_DESCRIPTORS || strlen(name) > WS_DESCRIPTOR_NAME_CHARS) {
+    if (strlen(name) > WS_DESCRIPTOR_NAME_CHARS || !make_room(k)) {
         ws_log(WS_LOG_WARN, "store", "a descriptor is not kept: %zu are name=%.80s", k->n, name);
         close(fd);
         return;
     }
-    k->all = all;
-    k->cap = cap;
-    snprintf(all[k->n].name, sizeof(all[k->n].name), "%s", name);
-    all[k->n++].fd = fd;
+    struct ws_named_descriptor *d = &k->all[k->n++];
+    snprintf(d->name, sizeof(d->name), "%s", name);
+    d->fd = fd;
 }
 
 static void remove_named(struct ws_descriptor_keeper *k, const char *name)

@@ -53,6 +53,12 @@ struct ws_region *ws_slot_record_new(const struct ws_placement *l)
     return NULL;
 }
 
+static void put_release(char out[RELEASE_CHARS])
+{
+    memset(out, 0, RELEASE_CHARS);
+    snprintf(out, RELEASE_CHARS, "%s", WS_VERSION);
+}
+
 /* --- writing --- */
 
 static json_t *files_json(const struct ws_slot *s)
@@ -91,8 +97,7 @@ void ws_slot_record_serve(struct ws_slot *s)
     const size_t n = text ? strlen(text) : 0;
     if (text && sizeof(*h) + n + s->json_bytes <= ws_region_size(s->record)) {
         memcpy(h->magic, MAGIC, sizeof(h->magic));
-        memset(h->release, 0, sizeof(h->release));
-        snprintf(h->release, sizeof(h->release), "%s", WS_VERSION);
+        put_release(h->release);
         h->n = n;
         h->m = s->json_bytes;
         memcpy(text_of(s->record), text, n);
@@ -135,6 +140,7 @@ static int check_head(struct ws_region *record, struct ws_error *err)
 {
     const struct head *h = head_of(record);
     const uint64_t room = ws_region_size(record);
+    char release[RELEASE_CHARS];
     if (room < sizeof(*h))
         return damaged("it is cut off", err);
     const uint64_t served = atomic_load(&h->served);
@@ -142,8 +148,8 @@ static int check_head(struct ws_region *record, struct ws_error *err)
         return ws_error_set(err, EAGAIN, "the slot is not served");
     if (memcmp(h->magic, MAGIC, sizeof(h->magic) - 1) != 0 || served != 1)
         return damaged("it is no record", err);
-    if (memcmp(h->magic, MAGIC, sizeof(h->magic)) != 0 ||
-        strncmp(h->release, WS_VERSION, sizeof(h->release)) != 0)
+    put_release(release);
+    if (memcmp(h->magic, MAGIC, sizeof(h->magic)) != 0 || memcmp(h->release, release, sizeof(release)) != 0)
         return ws_error_set(err, EPROTO, "it was kept by an agent of release %.*s, and this one is of %s",
                             RELEASE_CHARS, h->release, WS_VERSION);
     if (h->n > room - sizeof(*h) || h->m > room - sizeof(*h) - h->n)
