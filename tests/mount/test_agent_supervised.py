@@ -1,7 +1,7 @@
 # timeout: 300, takes: 60
 # sanitizers: address
 """Agents with a supervisor: the agent dies while ranks publish and mounts read, and the next one goes on with its versions."""
-import mmap
+import re
 import threading
 
 from derived import VIEW, llama
@@ -162,7 +162,8 @@ def test_killed_beside_a_publisher(memory, monkeypatch):
     wait_for(lambda: reader.versions.get(last) or reader.wrong, "the mount to come back")
     reader.stop()
     assert kept and "taken over from the agent before" in agent.text()
-    assert all("ended during" in text or "no connection" in text or "cannot connect" in text.lower() or "no agent" in text for text in publisher.failed), publisher.failed
+    others = [text for text in publisher.failed if not re.search("the agent at .* ended during|there is no connection to the agent|cannot reach the agent", text)]
+    assert not others, others
     assert tensors_of(mount.file("actor", last, "model.safetensors")) == expected(last, MANY)
     gaps.sort()
     print(f"{len(gaps)} kills: gap {gaps[len(gaps) // 2]:.3f} s, at most {gaps[-1]:.3f} s; {len(publisher.failed)} steps failed")

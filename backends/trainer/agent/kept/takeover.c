@@ -20,8 +20,9 @@
 #include <string.h>
 
 struct kept {
-    struct ws_slot *slot;
-    char **files; /* names of its regions in the store */
+    struct ws_slot *slot; /* NULL: it is a model's */
+    char **files;         /* names of its regions in the store */
+    size_t n_files;
 };
 
 struct takeover {
@@ -33,7 +34,7 @@ struct takeover {
 
 static void free_kept(struct kept *k)
 {
-    ws_slot_record_free_names(k->files, k->slot && k->slot->manifest ? k->slot->manifest->n_files : 0);
+    ws_slot_record_free_names(k->files, k->n_files);
     ws_slot_free(k->slot);
     *k = (struct kept){0};
 }
@@ -41,7 +42,7 @@ static void free_kept(struct kept *k)
 static int add(struct takeover *t, struct ws_slot *s, char **files, struct ws_error *err)
 {
     struct kept *all = realloc(t->all, (t->n + 1) * sizeof(*all));
-    struct kept one = {s, files};
+    struct kept one = {s, files, s->manifest->n_files};
     if (!all) {
         free_kept(&one);
         return ws_error_set(err, ENOMEM, "no memory for the slots that were kept");
