@@ -212,6 +212,7 @@ def test_delta_to_what_was_taken_over():
     with pytest.raises(Refused):  # the connection has ended
         rank.ask("wait 2")
     rank.ask("offload 3")
+    rank.ask("wait 3")
     wait_for(lambda: [d["base"] for d in agent.get("/v1/actor/3/manifest")["deltas"]] == [2], "a delta on version 2")
     mount.wait_version("actor", 3)
     assert tensors_of(mount.file("actor/3/model.safetensors")) == expected(3, ELEMENTS)
