@@ -15,12 +15,12 @@
 #include "fs/pull/lazy.h"
 #include "fs/pull/pull.h"
 #include "fs/relay.h"
-#include "fs/supervisor.h"
 #include "fs/switch/settings_lock.h"
 #include "transports/base/audit_log.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/base/number.h"
+#include "transports/base/supervisor.h"
 #include "transports/base/text.h"
 #include "transports/base/workers.h"
 #include "transports/memory/available.h"
@@ -425,6 +425,11 @@ static void cut_here(void *fs)
     cut(fs);
 }
 
+static bool next_life(void *fs)
+{
+    return ws_life_next(((struct ws_fs *)fs)->life);
+}
+
 /* Forks, and goes on in each daemon; in the supervisor when all is over. */
 static int supervise(struct ws_fs *fs, bool *is_daemon, struct ws_error *err)
 {
@@ -440,7 +445,14 @@ static int supervise(struct ws_fs *fs, bool *is_daemon, struct ws_error *err)
     fs->life = ws_life_new();
     if (!fs->life)
         return ws_error_set(err, ENOMEM, "no memory for a supervisor");
-    int rc = ws_supervisor_run(fs->life, fs->options.mountpoint, cut_here, fs, is_daemon, err);
+    const struct ws_supervised what = {.name = fs->options.mountpoint,
+                                       .component = "mount",
+                                       .at_end = "it is unmounted",
+                                       .arg = fs,
+                                       .next = next_life,
+                                       .cut = cut_here,
+                                       .messages = -1};
+    int rc = ws_supervisor_run(&what, is_daemon, err);
     if (rc < 0 || !*is_daemon)
         return rc;
     rc = ws_life_attach(fs->life, fs->session);

@@ -1,4 +1,4 @@
-/* Life: what the daemons of one mount, each of which took over from one that died (fs/supervisor.h), know of each other. It is memory that
+/* Life: what the daemons of one mount, each of which took over from one that died (base/supervisor.h), know of each other. It is memory that
  * they share with their supervisor, so it holds no pointers, and what a daemon that dies in the middle of a change leaves is one number.
  *
  * The kernel has begun to talk with the first of them, and begins with no other: a successor is given the first one's INIT again, and its

@@ -17,7 +17,7 @@ struct ws_mount_options {
     struct ws_store_options store;
     enum ws_open_mode open;
     enum ws_reads reads;
-    bool supervised; /* fs/supervisor.h */
+    bool supervised; /* base/supervisor.h */
     struct ws_run_as run_as;
     int given;                /* given.h: what is mounted already; -1: nothing is */
     const char *given_socket; /* ... comes from there; NULL: no */

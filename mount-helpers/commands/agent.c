@@ -7,9 +7,11 @@
 #include "mount-helpers/cli/systemd.h"
 #include "mount-helpers/commands/agent_start.h"
 #include "transports/base/audit_log.h"
+#include "transports/base/descriptor_keeper.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
 #include "transports/base/secret.h"
+#include "transports/base/supervisor.h"
 #include "transports/memory/region.h"
 #include "transports/s3/place.h"
 #include <errno.h>
@@ -81,6 +83,9 @@ static const struct cli_option options[] = {
      "the latter, "
      "in it; default for these /var/lib/wsync, or below the home of one who is not root; 'none': nothing is "
      "kept"},
+    {"supervised", 0, NULL,
+     "an agent that dies is replaced, and the next one serves the same versions: see AN AGENT THAT DIES in "
+     "wsync-fleet(7)"},
     {"delta-cache", 0, "SIZE",
      "memory for deltas between versions, of all models; default a tenth of the models, which is room for "
      "three "
@@ -301,7 +306,7 @@ static int serve(const struct ws_agent_options *o, const char *audit_log)
     return CLI_OK;
 }
 
-static int run(const struct cli_args *args)
+static int run_agent(const struct cli_args *args)
 {
     struct ws_astraflow_options astraflow[MAX_ASTRAFLOW];
     static struct views views; /* its options point into it */
@@ -393,6 +398,56 @@ static int run(const struct cli_args *args)
     return rc;
 }
 
+static bool may_go_on(void *keeper)
+{
+    (void)keeper;
+    return true;
+}
+
+static void receive(void *keeper)
+{
+    ws_descriptor_keeper_receive(keeper);
+}
+
+/* Forks, and goes on in each daemon; in the supervisor when all is over. The tmpfs of slots is the supervisor's, too, so that a daemon can
+ * tell what others still hold of it. */
+static int supervise(bool *is_daemon, struct ws_error *err)
+{
+    struct ws_descriptor_keeper keeper;
+    cli_allow_descriptors();
+    cli_block_signals();
+    int rc = ws_descriptor_keeper_init(&keeper, err);
+    if (rc < 0)
+        return rc;
+    (void)ws_region_tmpfs();
+    const struct ws_supervised what = {.name = "the agent",
+                                       .component = "agent",
+                                       .at_end = "its versions are gone",
+                                       .arg = &keeper,
+                                       .next = may_go_on,
+                                       .messages = keeper.ends[0],
+                                       .receive = receive};
+    rc = ws_supervisor_run(&what, is_daemon, err);
+    if (*is_daemon)
+        ws_descriptor_keeper_serve_this(&keeper);
+    else
+        ws_descriptor_keeper_release(&keeper);
+    return rc;
+}
+
+/* Before anything secret is read: each daemon reads it. */
+static int run(const struct cli_args *args)
+{
+    struct ws_error err = {0};
+    bool is_daemon = true;
+    if (cli_has(args, "supervised") && supervise(&is_daemon, &err) < 0)
+        return cli_fail("%s", err.text);
+    if (!is_daemon)
+        return CLI_OK;
+    ws_descriptor_store_use_manager();
+    return run_agent(args);
+}
+
 const struct cli_command cmd_agent = {
     .name = "agent",
     .summary = "hold and serve the versions that trainers on this node publish",
@@ -406,7 +461,9 @@ const struct cli_command cmd_agent = {
         "makes, in /run/wsync/PORT.token, where clients of its account and of root find it. Beyond loopback "
         "it wants --tokens, --token-file or --tls-client-ca, unless told --insecure. "
         "Versions live in memory: they are gone when the agent ends, but for what --archive wrote; the next "
-        "agent reads the newest of each model from there. With --state it also knows what was released, "
+        "agent reads the newest of each model from there. Where it dies, --supervised keeps them for the "
+        "next one, as "
+        "systemd does by the unit. With --state it also knows what was released, "
         "which "
         "numbers are taken and which mounts to wait for: a release is written before any mount acts on it. A "
         "state file that is damaged, another program's or of a newer release ends the start, and so does a "

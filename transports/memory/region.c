@@ -1,6 +1,8 @@
 #include "transports/memory/region.h"
+#include "transports/base/descriptor_store.h"
 #include "transports/base/limits.h"
 #include "transports/base/log.h"
+#include "transports/base/text.h"
 #include "transports/base/workers.h"
 #include "transports/memory/region_file.h"
 #include <assert.h>
@@ -22,6 +24,7 @@
  * where this one has a low priority and is seldom run. One call a huge page costs no more than one for many. */
 #define POPULATE_BYTES       WS_HUGE_BYTES
 #define MAX_POPULATE_THREADS 16
+#define NUMBER_DIGITS        16 /* of a name in the store */
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -32,9 +35,10 @@ struct ws_region {
     int fd;
     unsigned char *data;
     bool writable;
-    atomic_bool shown;             /* another process could read it; set before it can, never cleared */
-    unsigned long kept;            /* number of the name that ws_region_file_keep made; 0: none */
-    struct ws_region *next, *prev; /* of this process's regions in the tmpfs */
+    atomic_bool shown;  /* another process could read it; set before it can, never cleared */
+    unsigned long kept; /* number of the name that ws_region_file_keep made; 0: none */
+    char stored[WS_DESCRIPTOR_NAME_CHARS + 1]; /* its name in the store; empty: it is in none */
+    struct ws_region *next, *prev;             /* of this process's regions in the tmpfs */
 };
 
 /* This process's regions in the tmpfs. The rest of its bytes are those that other processes keep of regions that
@@ -117,6 +121,14 @@ static void list(struct ws_region *r)
     pthread_mutex_unlock(&ours.lock);
 }
 
+/* Its memory is free when both have closed it. */
+static void close_descriptor(struct ws_region *r)
+{
+    close(r->fd);
+    if (r->stored[0])
+        ws_descriptor_store_remove(r->stored);
+}
+
 /* Closing gigabytes takes a while. Meanwhile they count as closing, not as kept by another process. */
 static void close_listed(struct ws_region *r)
 {
@@ -130,7 +142,7 @@ static void close_listed(struct ws_region *r)
         r->next->prev = r->prev;
     ours.closing_bytes += bytes;
     pthread_mutex_unlock(&ours.lock);
-    close(r->fd);
+    close_descriptor(r);
     pthread_mutex_lock(&ours.lock);
     ours.closing_bytes -= bytes;
     pthread_mutex_unlock(&ours.lock);
@@ -172,6 +184,65 @@ int ws_region_new(struct ws_region **out, uint64_t size_bytes, struct ws_error *
         rc = ws_error_set(err, -rc, "cannot make a region of %llu bytes (%s): %s%s",
                           (unsigned long long)size_bytes, ws_region_kind_name(r->kind), strerror(-rc), hint);
     } else {
+        rc = map_region(r, err);
+    }
+    if (rc < 0) {
+        ws_region_free(r);
+        return rc;
+    }
+    *out = r;
+    return 0;
+}
+
+bool ws_region_store(struct ws_region *r, const char *prefix)
+{
+    char number[NUMBER_DIGITS + 1];
+    assert(r->kind != WS_REGION_IMPORTED && !r->stored[0]);
+    if (!ws_descriptor_store_is_on() || ws_text_random(number, NUMBER_DIGITS / 2))
+        return false;
+    snprintf(r->stored, sizeof(r->stored), "%s%s", prefix, number);
+    if (ws_descriptor_store_put(r->stored, r->fd) < 0)
+        r->stored[0] = 0;
+    return r->stored[0];
+}
+
+const char *ws_region_stored_as(const struct ws_region *r)
+{
+    return r->stored[0] ? r->stored : NULL;
+}
+
+/* Of which kind is a file that a process before this one has made? */
+static enum ws_region_kind kind_of_file(const struct stat *st)
+{
+    struct stat ours_st;
+    const int fs = ws_region_tmpfs();
+    return fs >= 0 && fstat(fs, &ours_st) == 0 && ours_st.st_dev == st->st_dev ? WS_REGION_TMPFS_HUGE
+                                                                               : WS_REGION_MEMFD_HUGE;
+}
+
+int ws_region_take_over(struct ws_region **out, const char *name, struct ws_error *err)
+{
+    struct stat st;
+    struct ws_region *r = calloc(1, sizeof(*r));
+    *out = NULL;
+    if (!r)
+        return ws_error_set(err, ENOMEM, "no memory for a region");
+    r->writable = true;
+    snprintf(r->stored, sizeof(r->stored), "%s", name);
+    r->fd = ws_descriptor_store_take(name);
+    if (r->fd < 0) {
+        free(r);
+        return ws_error_set(err, ENOENT, "the descriptor %s was not kept", name);
+    }
+    atomic_store(&r->shown, true);
+    int rc = 0;
+    if (fstat(r->fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0)
+        rc = ws_error_set(err, EBADMSG, "the descriptor %s is no region's", name);
+    if (rc == 0) {
+        r->size_bytes = (uint64_t)st.st_size;
+        r->kind = kind_of_file(&st);
+        if (r->kind == WS_REGION_TMPFS_HUGE)
+            list(r);
         rc = map_region(r, err);
     }
     if (rc < 0) {
@@ -490,6 +561,6 @@ void ws_region_free(struct ws_region *r)
     if (r->fd >= 0 && r->kind == WS_REGION_TMPFS_HUGE)
         close_listed(r);
     else if (r->fd >= 0)
-        close(r->fd);
+        close_descriptor(r);
     free(r);
 }

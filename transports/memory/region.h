@@ -31,6 +31,13 @@ struct ws_region; /* opaque; functions are thread safe on different regions, idl
  * inherit the mapping, which a lease would not show. The environment variable WSYNC_REGION (tmpfs, memfd,
  * memfd-plain) forces a kind. */
 WS_MUST_USE int ws_region_new(struct ws_region **out, uint64_t size_bytes, struct ws_error *err);
+/* Has it kept beyond this process's death, until it is freed, where the process has a store of descriptors
+ * (base/descriptor_store.h). prefix: of its name there, the rest of which is a random number. False: it is not kept. */
+bool ws_region_store(struct ws_region *r, const char *prefix);
+const char *ws_region_stored_as(const struct ws_region *r); /* NULL: it is not kept */
+/* The region that a process before this one has had kept under that name, and has died since; it is kept on. Whom that process has shown it
+ * is not known, so it counts as shown to others. -ENOENT: it was not kept; -EBADMSG: it is no region. */
+WS_MUST_USE int ws_region_take_over(struct ws_region **out, const char *name, struct ws_error *err);
 /* Wraps a descriptor received from a peer; owns fd from here on, also on failure. Mapped read-only unless
  * `writable`. A writable one is mapped and closed at once, so that no child made by fork keeps its owner's memory
  * by it. Checked: regular file, size exactly size_bytes. */

@@ -2,7 +2,7 @@
  * order matters: the group forwards to the primary what only the primary can answer. A broadcast is not such a
  * request, nor are trees of mounts, leases by ucx and what is retired, and so they come before it; what mounts report is, and comes
  * after it. What operators remove may be a model that has no version, which the fleet would refuse. What the agent
- * before this one knew comes first: others start with it. */
+ * before this one knew comes first: others start with it; and what is kept of its versions before what an archive has of them. */
 #ifndef WS_TRAINER_AGENT_CORE_FEATURE_LIST_H
 #define WS_TRAINER_AGENT_CORE_FEATURE_LIST_H
 
@@ -12,6 +12,7 @@
     _(provisional)                                                                                           \
     _(sign)                                                                                                  \
     _(archive)                                                                                               \
+    _(kept)                                                                                                  \
     _(restore)                                                                                               \
     _(derive)                                                                                                \
     _(audit)                                                                                                 \

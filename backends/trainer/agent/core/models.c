@@ -70,7 +70,7 @@ void ws_agent_model_discard(struct ws_agent *a, struct ws_agent_model *m)
     struct ws_slot *s = m->writing;
     m->given_up = ws_version_id_make(m->writing_version, s->lineage);
     ws_slot_clear(s);
-    s->state = WS_SLOT_RETIRED;
+    ws_slot_retire(s);
     m->abandoned++;
     ws_log(WS_LOG_WARN, "agent", "version abandoned model=%s version=%" PRIu64 " why=\"%s\"", m->name,
            m->writing_version, m->why);
@@ -123,9 +123,7 @@ void ws_agent_model_publish(struct ws_agent *a, struct ws_agent_model *m)
     struct ws_slot *s = m->writing;
     struct ws_agent_model *owner = m->slot_owner;
     s->fresh = false;
-    s->content = ws_version_id_make(s->version, s->lineage);
-    memcpy(s->content_digest, s->manifest->digest, sizeof(s->content_digest));
-    s->state = WS_SLOT_SERVED;
+    ws_slot_serve(s);
     ws_features_filled(a, m, s);
     if (!ws_features_written(a, m, s)) {
         ws_features_published(a, m, s);
@@ -142,6 +140,27 @@ void ws_agent_model_publish(struct ws_agent *a, struct ws_agent_model *m)
            owner->name, s->version, s->lineage, s->manifest->total_bytes, s->manifest->digest);
     ws_journal_version(m, "publish", owner->name, s->version, NULL);
     end_writing(a, m);
+}
+
+void ws_agent_model_adopt(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s)
+{
+    s->version = s->manifest->version;
+    snprintf(s->lineage, sizeof(s->lineage), "%s", s->manifest->lineage);
+    ws_slot_serve(s);
+    m->slots[m->n_slots++] = s;
+    if (!m->slot_owner)
+        m->slot_owner = m;
+    ws_features_filled(a, m, s);
+    pthread_cond_broadcast(&a->changed);
+}
+
+void ws_agent_model_raise(struct ws_agent_model *m, uint64_t version, const char *lineage)
+{
+    if (m->has_published && strcmp(m->lineage, lineage) == 0 && version <= m->newest)
+        return;
+    snprintf(m->lineage, sizeof(m->lineage), "%s", lineage);
+    m->newest = version;
+    m->has_published = true;
 }
 
 void ws_agent_model_publish_pending(struct ws_agent *a, struct ws_agent_model *m, uint64_t version,

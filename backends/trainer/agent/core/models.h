@@ -14,6 +14,11 @@ void ws_agent_model_abandon(struct ws_agent *a, struct ws_agent_model *m, const 
 void ws_agent_model_record_why(struct ws_agent_model *m, const char *why);
 /* Publishes the sealed version on its way; the caller then calls ws_agent_announce. */
 void ws_agent_model_publish(struct ws_agent *a, struct ws_agent_model *m);
+/* A whole version that no rank of this agent has written, in a slot that no model has: the model, which has fewer slots than it may, serves
+ * it. Its manifest is the slot's. What the model's newest version is does not change. */
+void ws_agent_model_adopt(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s);
+/* The version was announced: it is the model's newest, unless a higher one of its lineage is. */
+void ws_agent_model_raise(struct ws_agent_model *m, uint64_t version, const char *lineage);
 /* Publishes a version that is not in a slot yet, likewise. */
 void ws_agent_model_publish_pending(struct ws_agent *a, struct ws_agent_model *m, uint64_t version,
                                     const char *lineage);

@@ -1,4 +1,5 @@
 #include "backends/trainer/agent/core/slot.h"
+#include "backends/trainer/agent/core/slot_record.h"
 #include "transports/sign/statement.h"
 #include "transports/simd/copy.h"
 #include <assert.h>
@@ -17,7 +18,9 @@ static void free_regions(struct ws_slot *s)
 {
     for (size_t i = 0; i < s->n_files; i++)
         ws_region_free(s->regions[i]);
+    ws_region_free(s->record);
     free(s->regions);
+    s->record = NULL;
     s->regions = NULL;
     s->n_files = 0;
     s->total_bytes = 0;
@@ -43,6 +46,9 @@ static int new_region(const struct ws_placement_file *f, unsigned n_threads, str
         rc = ws_region_prefault(*out, n_threads, err);
     if (rc == 0 && f->content)
         memcpy(ws_region_data(*out), f->content, f->content_bytes);
+    if (rc == 0)
+        (void)ws_region_store(
+            *out, WS_SLOT_FILE_PREFIX); /* where it is not kept, the version ends with the agent */
     return rc;
 }
 
@@ -111,7 +117,23 @@ int ws_slot_lay_out(struct ws_slot *s, const struct ws_placement *l, unsigned n_
     s->fresh = true;
     if (rc < 0)
         free_regions(s);
+    else
+        s->record = ws_slot_record_new(l);
     return rc;
+}
+
+void ws_slot_serve(struct ws_slot *s)
+{
+    s->content = ws_version_id_make(s->version, s->lineage);
+    memcpy(s->content_digest, s->manifest->digest, sizeof(s->content_digest));
+    s->state = WS_SLOT_SERVED;
+    ws_slot_record_serve(s);
+}
+
+void ws_slot_retire(struct ws_slot *s)
+{
+    ws_slot_record_unserve(s);
+    s->state = WS_SLOT_RETIRED;
 }
 
 void ws_slot_rebase(struct ws_slot *s, const struct ws_placement *l)
@@ -139,7 +161,7 @@ static void free_hashed(struct ws_slot *s, size_t n)
 int ws_slot_begin(struct ws_slot *s, const struct ws_placement *l, const char *model, uint64_t version,
                   const char *lineage, struct ws_error *err)
 {
-    assert(!s->manifest && !s->hashed);
+    assert(!s->manifest && !s->hashed && !ws_slot_record_is_served(s));
     int rc = ws_manifest_new(&s->manifest, model, version, lineage, err);
     for (size_t i = 0; rc == 0 && i < l->n_files; i++) {
         struct ws_manifest_file *f;

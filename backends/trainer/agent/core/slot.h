@@ -59,6 +59,7 @@ struct ws_slot {
     size_t n_files;
     _Atomic(uint64_t) total_bytes;      /* shown, also while it is laid out */
     struct ws_region **regions;         /* one a file, NULL for size 0 */
+    struct ws_region *record;           /* core/slot_record.h; NULL: the version ends with the agent */
     struct ws_manifest *manifest;       /* SERVED and RETIRED; while WRITING it collects the ranks' hashes */
     unsigned char **hashed;             /* a byte a block: its hash is in the manifest */
     struct ws_rank_deltas *rank_deltas; /* from the ranks' commits */
@@ -107,6 +108,9 @@ bool ws_slot_is_reusable(const struct ws_slot *s);
 /* Hashes the blocks that have no hash yet, seals the manifest, signs it (key NULL: does not), makes its JSON. */
 WS_MUST_USE int ws_slot_seal(struct ws_slot *s, struct ws_workers *workers, const struct ws_secret_key *key,
                              struct ws_error *err);
+/* Its version, whose manifest is sealed, is served from here on / it is not listed any more. */
+void ws_slot_serve(struct ws_slot *s);
+void ws_slot_retire(struct ws_slot *s);
 /* Frees manifest and JSON (n_leases must be 0). */
 void ws_slot_clear(struct ws_slot *s);
 void ws_slot_free(struct ws_slot *s); /* NULL is fine */

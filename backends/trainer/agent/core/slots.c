@@ -215,7 +215,7 @@ static int retire(struct ws_agent *a, struct ws_slot *s)
 {
     uint64_t deadline = ws_clock_ns() + REVOKE_NS;
     bool was_served = s->state == WS_SLOT_SERVED;
-    s->state = WS_SLOT_RETIRED;
+    ws_slot_retire(s);
     ws_slot_revoke(s);
     if (was_served) {
         pthread_mutex_unlock(&a->lock);
@@ -488,7 +488,7 @@ void ws_slots_retire_all(struct ws_agent *a, struct ws_agent_model *m)
     for (unsigned i = 0; i < m->n_slots; i++) {
         struct ws_slot *s = m->slots[i];
         if (s->state == WS_SLOT_SERVED) {
-            s->state = WS_SLOT_RETIRED;
+            ws_slot_retire(s);
             ws_slot_revoke(s);
         }
         if (is_available(s) && s->n_leases == 0) {

@@ -228,6 +228,18 @@ static bool is_wanted(const struct ws_agent_model *m, const struct ws_manifest *
     return !why[0];
 }
 
+/* What the agent before kept in memory is newer than what it has archived, or the same. Not under lock. */
+static bool is_served(struct ws_agent *a, const char *model)
+{
+    pthread_mutex_lock(&a->lock);
+    const struct ws_agent_model *m = ws_agent_model_find(a, model);
+    bool served = false;
+    for (unsigned i = 0; m && i < m->n_slots; i++)
+        served = served || ws_slots_is_newest(m, m->slots[i]);
+    pthread_mutex_unlock(&a->lock);
+    return served;
+}
+
 /* The agent before may have announced what it was about to, too. */
 static void report_lost(const struct ws_agent_model *m, const struct ws_manifest *v)
 {
@@ -260,26 +272,14 @@ static bool adopt(struct restoring *r, const char *model)
     if (!m || !is_wanted(m, r->manifest, r->why))
         return false;
     report_lost(m, r->manifest);
-    s->version = r->manifest->version;
-    snprintf(s->lineage, sizeof(s->lineage), "%s", r->manifest->lineage);
-    s->content = ws_version_id_make(s->version, s->lineage);
     s->manifest = r->manifest;
-    memcpy(s->content_digest, s->manifest->digest, sizeof(s->content_digest));
-    s->state = WS_SLOT_SERVED;
-    m->slots[m->n_slots++] = s;
-    if (!m->slot_owner)
-        m->slot_owner = m;
-    if (!m->has_published || m->newest < s->version) {
-        memcpy(m->lineage, s->lineage, sizeof(m->lineage));
-        m->newest = s->version;
-        m->has_published = true;
-    }
-    ws_archiver_restored(m, &s->content, &r->anchor, r->depth);
-    ws_features_filled(a, m, s);
+    const struct ws_version_id id = ws_version_id_make(s->manifest->version, s->manifest->lineage);
+    ws_archiver_restored(m, &id, &r->anchor, r->depth);
+    ws_agent_model_raise(m, id.version, id.lineage);
+    ws_agent_model_adopt(a, m, s);
     r->slot = NULL;
     r->manifest = NULL;
     end_restoring(r);
-    pthread_cond_broadcast(&a->changed);
     return true;
 }
 
@@ -364,7 +364,7 @@ static void restore_newest(struct ws_agent *a, struct ws_source *source, const j
         newest = !found || number > newest ? number : newest;
         found = true;
     }
-    if (!found || atomic_load(&a->stop))
+    if (!found || atomic_load(&a->stop) || is_served(a, name))
         return;
     set_preparing(a, name, newest, true);
     restore(a, source, name, newest, lineage);
