@@ -18,6 +18,7 @@ struct ws_mount_options {
     enum ws_open_mode open;
     enum ws_reads reads;
     bool supervised; /* fs/supervisor.h */
+    unsigned hung_s; /* after which a supervised daemon without an answer is replaced; 0: never */
     struct ws_run_as run_as;
     int given;                /* given.h: what is mounted already; -1: nothing is */
     const char *given_socket; /* ... comes from there; NULL: no */
