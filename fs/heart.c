@@ -23,7 +23,7 @@ static bool beats(struct ws_heart *h)
     pthread_mutex_lock(&fs->lock);
     pthread_mutex_unlock(&fs->lock);
     (void)ws_control_wait_idle(fs->control, 0);
-    return ws_life_reads(&h->seen) || fuse_session_exited(fs->session);
+    return ws_life_reads(&h->seen) || atomic_load(&fs->has_ended);
 }
 
 static void *answer(void *arg)

@@ -3,7 +3,6 @@
 #include "fs/fuse/packet.h"
 #include "transports/base/file.h"
 #include "transports/base/log.h"
-#include "transports/base/vector.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -11,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define NAME "WSYNC_KEPT"
@@ -20,30 +18,43 @@ WS_VECTOR(words, char *);
 
 static char folder[PATH_MAX] = "/"; /* where this process was started */
 static struct ws_kept given;
+static struct ws_kept_regions given_regions;
 static bool is_given;
 
-static void close_on_exec(const struct ws_kept *k, bool closes)
+static void close_on_exec(const struct ws_kept *k, const struct ws_kept_regions *regions, bool closes)
 {
+    const int flags = closes ? FD_CLOEXEC : 0;
     for (size_t i = 0; i < WS_KEPT_FDS; i++)
         if (k->fds[i] >= 0)
-            (void)fcntl(k->fds[i], F_SETFD, closes ? FD_CLOEXEC : 0);
+            (void)fcntl(k->fds[i], F_SETFD, flags);
+    for (size_t i = 0; i < regions->len; i++)
+        (void)fcntl(regions->ptr[i].fd, F_SETFD, flags);
+}
+
+static bool read_given(int fd)
+{
+    struct ws_kept_region r;
+    if (ws_file_read(fd, &given, sizeof(given), 0) != (ssize_t)sizeof(given) || given.wire != WS_LIFE_WIRE)
+        return false;
+    for (uint64_t at = sizeof(given); ws_file_read(fd, &r, sizeof(r), at) == (ssize_t)sizeof(r);
+         at += sizeof(r))
+        if (ws_kept_regions_append(&given_regions, r) < 0)
+            close(r.fd);
+    return true;
 }
 
 void ws_kept_begin(void)
 {
     const char *text = getenv(NAME);
     const int fd = text ? atoi(text) : -1;
-    struct stat st;
     if (!getcwd(folder, sizeof(folder)))
         snprintf(folder, sizeof(folder), "/");
-    is_given = fd > STDERR_FILENO && fstat(fd, &st) == 0 && st.st_size == (off_t)sizeof(given) &&
-               ws_file_read(fd, &given, sizeof(given), 0) == (ssize_t)sizeof(given) &&
-               given.wire == WS_LIFE_WIRE;
+    is_given = fd > STDERR_FILENO && read_given(fd);
     (void)unsetenv(NAME);
     if (!is_given)
         return;
     close(fd);
-    close_on_exec(&given, true);
+    close_on_exec(&given, &given_regions, true);
 }
 
 const struct ws_kept *ws_kept(void)
@@ -83,21 +94,30 @@ static char **arguments(void)
     return rc == 0 && words_append(&all, NULL) == 0 ? all.ptr : NULL;
 }
 
-int ws_kept_exec(const struct ws_kept *k, int binary)
+struct ws_kept_regions ws_kept_take_regions(void)
+{
+    const struct ws_kept_regions all = given_regions;
+    given_regions = (struct ws_kept_regions){0};
+    return all;
+}
+
+int ws_kept_exec(const struct ws_kept *k, const struct ws_kept_regions *regions, int binary)
 {
     char **argv = arguments(), text[16];
     const int fd = memfd_create("wsync-kept", 0);
     int rc = argv && fd >= 0 ? ws_file_write(fd, k, sizeof(*k)) : -ENOMEM;
+    if (rc == 0)
+        rc = ws_file_write(fd, regions->ptr, regions->len * sizeof(*regions->ptr));
     snprintf(text, sizeof(text), "%d", fd);
     if (rc == 0 && setenv(NAME, text, 1) != 0)
         rc = -ENOMEM;
-    close_on_exec(k, false);
+    close_on_exec(k, regions, false);
     if (rc == 0 && chdir(folder) == 0) {
         (void)execveat(binary, "", argv, environ, AT_EMPTY_PATH);
         rc = -errno;
         (void)chdir("/");
     }
-    close_on_exec(k, true);
+    close_on_exec(k, regions, true);
     (void)unsetenv(NAME);
     if (fd >= 0)
         close(fd);
@@ -116,7 +136,7 @@ void ws_kept_refuse(const struct ws_error *why)
     back.is_undone = true;
     snprintf(back.why, sizeof(back.why), "%s", why->text);
     ws_log(WS_LOG_ERROR, "mount", "the supervisor becomes what it was: %s", why->text);
-    const int rc = ws_kept_exec(&back, back.fds[WS_KEPT_FORMER]);
+    const int rc = ws_kept_exec(&back, &given_regions, back.fds[WS_KEPT_FORMER]);
     ws_log(WS_LOG_ERROR, "mount", "it cannot, and the daemon goes on without it: %s", strerror(-rc));
 }
 

@@ -1,11 +1,13 @@
 /* Kept: what the supervisor of a mount hands over to itself when it becomes another binary (fs/supervisor.h): descriptors, and where things stand. It
- * is bytes in a memfd whose number is in WSYNC_KEPT, beside the arguments, the folder and the environment with which the mount was
+ * is bytes in a memfd, struct ws_kept and each region, whose number is in WSYNC_KEPT, beside the arguments, the folder and the environment with which the mount was
  * started: the binary reads its options anew, and finds the mount there.
  *
  * The same is tried in a child first, which does no more than that (is_trial). */
 #ifndef WS_FS_KEPT_H
 #define WS_FS_KEPT_H
+#include "fs/store/keeper.h"
 #include "transports/base/error.h"
+#include "transports/base/vector.h"
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -39,12 +41,21 @@ struct ws_kept {
     char why[WS_ERROR_TEXT]; /* is_undone: of what */
 };
 
+/* What a daemon has had kept (store/keeper.h). */
+struct ws_kept_region {
+    int32_t fd;
+    char label[WS_KEEPER_LABEL];
+};
+WS_VECTOR(ws_kept_regions, struct ws_kept_region);
+
 /* The first call is before any folder is left. */
 void ws_kept_begin(void);
 /* NULL: nothing was handed over to this process. */
 const struct ws_kept *ws_kept(void);
+/* The regions that were handed over; the caller's from here on. */
+struct ws_kept_regions ws_kept_take_regions(void);
 /* This process becomes the binary (a descriptor). -errno: it is what it was. */
-WS_MUST_USE int ws_kept_exec(const struct ws_kept *k, int binary);
+WS_MUST_USE int ws_kept_exec(const struct ws_kept *k, const struct ws_kept_regions *regions, int binary);
 /* What was handed over cannot be used: the supervisor goes back, and a trial ends. Returns where nothing was handed over. */
 void ws_kept_refuse(const struct ws_error *why);
 /* It is in use: nothing is handed over to this process any more. */

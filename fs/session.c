@@ -182,9 +182,9 @@ static void close_former(struct ws_fs *fs)
     const uint64_t until = ws_clock_ns() + FORMER_NS;
     if (ws_life_former_passed() == 0)
         return;
-    while (ws_clock_ns() < until && !fuse_session_exited(fs->session))
+    while (ws_clock_ns() < until && !atomic_load(&fs->has_ended))
         (void)nanosleep(&wait, NULL);
-    if (!fuse_session_exited(fs->session))
+    if (!atomic_load(&fs->has_ended))
         ws_version_cache_close_former(fs, ws_life_former_passed());
 }
 
@@ -199,7 +199,7 @@ struct starter {
 static int wait_begun(const struct ws_fs *fs)
 {
     const struct timespec wait = {.tv_nsec = WS_MS_NS};
-    for (unsigned ms = 0; ms < BEGIN_MS && !fuse_session_exited(fs->session); ms++) {
+    for (unsigned ms = 0; ms < BEGIN_MS && !atomic_load(&fs->has_ended); ms++) {
         if (atomic_load(&fs->has_begun))
             return 0;
         (void)nanosleep(&wait, NULL);
@@ -310,6 +310,7 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
     o.own_memory = fs->reads == WS_READS_LINK;
     if (fs->life)
         o.ids = (struct ws_store_ids){ws_life_last_id(fs->life), id_of_model, id_of_version, fs->life};
+    o.keeper = ws_supervisor_keeper();
     o.serves = fs->options.serve.listen;
     o.trust = fs->options.trust.n ? &fs->options.trust : NULL;
     int rc = ws_store_new(&fs->store, &ws_puller, &o, err);
@@ -609,6 +610,7 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
         fuse_loop_cfg_set_idle_threads(config, MAX_WORKERS);
         rc = fuse_session_loop_mt(fs->session, config);
     }
+    atomic_store(&fs->has_ended, true);
     if (ws_life_differs())
         rc = -EPROTO;
     if (rc < 0) {

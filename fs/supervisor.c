@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -40,30 +42,33 @@ struct watch {
     unsigned unanswered;        /* rounds */
     bool has_answered, is_traced;
     int client, binary; /* of a takeover that waits for the daemon */
+    struct ws_kept_regions regions;
     char release[WS_RELEASE_CHARS + 1];
 };
 
 /* Of a daemon. */
 static int channel = -1;
 static bool on_trial;
+static struct ws_kept_regions inherited; /* guarded by inherited_lock */
+static pthread_mutex_t inherited_lock = PTHREAD_MUTEX_INITIALIZER;
 
 int ws_supervisor_channel(void)
 {
     return channel;
 }
 
-static void say(int to, int kind, const char *text)
+static void say(int to, int kind, const char *text, int fd)
 {
     struct ws_word w = {.kind = kind};
     snprintf(w.text, sizeof(w.text), "%s", text);
-    if (to >= 0 && ws_packet_send(to, &w, sizeof(w), -1) < 0)
+    if (to >= 0 && ws_packet_send(to, &w, sizeof(w), fd) < 0)
         ws_log(WS_LOG_DEBUG, "mount", "the other end of the supervisor's channel is gone, or full");
 }
 
 void ws_supervisor_say(int word)
 {
     on_trial = on_trial && word != WS_WORD_READY;
-    say(channel, word, "");
+    say(channel, word, "", -1);
 }
 
 void ws_supervisor_give_up(const struct ws_error *why)
@@ -71,8 +76,88 @@ void ws_supervisor_give_up(const struct ws_error *why)
     if (!on_trial)
         return;
     ws_log(WS_LOG_ERROR, "mount", "%s", why->text);
-    say(channel, WS_WORD_FAILED, why->text);
+    say(channel, WS_WORD_FAILED, why->text, -1);
     _exit(1);
+}
+
+/* --- memory --- */
+
+static void close_all(struct ws_kept_regions *regions)
+{
+    for (size_t i = 0; i < regions->len; i++)
+        close(regions->ptr[i].fd);
+    ws_kept_regions_reset(regions);
+}
+
+/* Takes it off the list; -1: it is not there. */
+static int take(struct ws_kept_regions *regions, const char *label)
+{
+    for (size_t i = 0; i < regions->len; i++)
+        if (strcmp(regions->ptr[i].label, label) == 0) {
+            const int fd = regions->ptr[i].fd;
+            ws_kept_regions_remove(regions, i);
+            return fd;
+        }
+    return -1;
+}
+
+static void add(struct ws_kept_regions *regions, const char *label, int fd)
+{
+    struct ws_kept_region r = {.fd = fd};
+    const int before = take(regions, label);
+    if (before >= 0)
+        close(before);
+    snprintf(r.label, sizeof(r.label), "%.*s", WS_KEEPER_LABEL - 1, label);
+    if (fd >= 0 && ws_kept_regions_append(regions, r) < 0)
+        close(fd);
+}
+
+static void tell_keep(const char *label, int fd)
+{
+    say(channel, WS_WORD_KEEP, label, fd);
+}
+
+static void tell_forget(const char *label)
+{
+    say(channel, WS_WORD_FORGET, label, -1);
+}
+
+static int take_inherited(const char *label)
+{
+    pthread_mutex_lock(&inherited_lock);
+    const int fd = take(&inherited, label);
+    pthread_mutex_unlock(&inherited_lock);
+    return fd;
+}
+
+static uint64_t inherited_bytes(void)
+{
+    uint64_t bytes = 0;
+    struct stat st;
+    pthread_mutex_lock(&inherited_lock);
+    for (size_t i = 0; i < inherited.len; i++)
+        bytes += fstat(inherited.ptr[i].fd, &st) == 0 ? (uint64_t)st.st_size : 0;
+    pthread_mutex_unlock(&inherited_lock);
+    return bytes;
+}
+
+static void drop_inherited(void)
+{
+    pthread_mutex_lock(&inherited_lock);
+    for (size_t i = 0; i < inherited.len; i++)
+        tell_forget(inherited.ptr[i].label);
+    close_all(&inherited);
+    pthread_mutex_unlock(&inherited_lock);
+}
+
+const struct ws_store_keeper *ws_supervisor_keeper(void)
+{
+    static const struct ws_store_keeper keeper = {.keep = tell_keep,
+                                                  .forget = tell_forget,
+                                                  .take = take_inherited,
+                                                  .left = inherited_bytes,
+                                                  .drop = drop_inherited};
+    return channel >= 0 ? &keeper : NULL;
 }
 
 static void keep(struct ws_kept *k, enum ws_kept_fd which, int fd)
@@ -97,11 +182,11 @@ static size_t most_deaths(void)
     return n < 1 ? 1 : n;
 }
 
-static bool died_often(struct watch *w)
+/* Were there so many deaths within a minute? */
+static bool died_often(const struct watch *w, size_t times)
 {
-    const uint64_t now = ws_clock_ns();
-    w->deaths[w->n++ % MOST] = now;
-    return w->most <= MOST && w->n >= w->most && now - w->deaths[(w->n - w->most) % MOST] < WITHIN_NS;
+    return times > 0 && times <= MOST && w->n >= times &&
+           w->deaths[(w->n - 1) % MOST] - w->deaths[(w->n - times) % MOST] < WITHIN_NS;
 }
 
 /* --- a takeover --- */
@@ -137,7 +222,7 @@ static int try_binary(const struct watch *w, struct ws_error *err)
         struct ws_kept k = *w->kept;
         k.is_trial = true;
         k.fds[WS_KEPT_CLIENT] = ends[1];
-        (void)ws_error_set(&said, -ws_kept_exec(&k, w->binary), "it cannot be run here");
+        (void)ws_error_set(&said, -ws_kept_exec(&k, &w->regions, w->binary), "it cannot be run here");
         (void)!ws_packet_send(ends[1], &said, sizeof(said), -1);
         _exit(1);
     }
@@ -162,7 +247,7 @@ static void become(struct watch *w)
 {
     keep(w->kept, WS_KEPT_FORMER, open("/proc/self/exe", O_PATH | O_CLOEXEC));
     keep(w->kept, WS_KEPT_CLIENT, w->client);
-    const int rc = w->kept->fds[WS_KEPT_FORMER] < 0 ? -errno : ws_kept_exec(w->kept, w->binary);
+    const int rc = w->kept->fds[WS_KEPT_FORMER] < 0 ? -errno : ws_kept_exec(w->kept, &w->regions, w->binary);
     keep(w->kept, WS_KEPT_FORMER, -1);
     w->kept->fds[WS_KEPT_CLIENT] = -1;
     refuse(w, -rc, strerror(-rc));
@@ -174,7 +259,7 @@ static void undo(struct watch *w, const char *why)
     k->is_undone = true;
     snprintf(k->why, sizeof(k->why), "%s", why);
     ws_log(WS_LOG_ERROR, "mount", "the takeover is undone: %s", why);
-    const int rc = ws_kept_exec(k, k->fds[WS_KEPT_FORMER]);
+    const int rc = ws_kept_exec(k, &w->regions, k->fds[WS_KEPT_FORMER]);
     ws_log(WS_LOG_ERROR, "mount", "it cannot be undone: %s", strerror(-rc));
     answer(w, EIO, why);
 }
@@ -201,7 +286,7 @@ static void hear(struct watch *w)
     }
     w->state = IDLES;
     w->until_ns = ws_clock_ns() + IDLE_NS;
-    say(w->kept->fds[WS_KEPT_CHANNEL], WS_WORD_IDLE, "");
+    say(w->kept->fds[WS_KEPT_CHANNEL], WS_WORD_IDLE, "", -1);
 }
 
 /* --- what the daemon says --- */
@@ -210,7 +295,8 @@ static void listen_to(struct watch *w)
 {
     struct ws_word word;
     struct ws_kept *k = w->kept;
-    const int rc = ws_packet_recv(k->fds[WS_KEPT_CHANNEL], &word, sizeof(word), NULL);
+    int fd;
+    const int rc = ws_packet_recv(k->fds[WS_KEPT_CHANNEL], &word, sizeof(word), &fd);
     if (rc == -EAGAIN)
         return;
     if (rc < 0) {
@@ -218,7 +304,14 @@ static void listen_to(struct watch *w)
         return;
     }
     word.text[sizeof(word.text) - 1] = 0;
-    w->has_answered = true;
+    if (word.kind == WS_WORD_KEEP)
+        add(&w->regions, word.text, fd);
+    else if (fd >= 0)
+        close(fd);
+    if (word.kind == WS_WORD_LIVES)
+        w->has_answered = true;
+    if (word.kind == WS_WORD_FORGET && (fd = take(&w->regions, word.text)) >= 0)
+        close(fd);
     if (word.kind == WS_WORD_CUT) {
         w->ends = true;
         w->options->cut(w->options->arg);
@@ -229,6 +322,7 @@ static void listen_to(struct watch *w)
         snprintf(text, sizeof(text), "release %s%s%s", WS_VERSION,
                  k->is_undone ? " serves on: " : " serves it now", k->is_undone ? k->why : "");
         w->state = SERVES;
+        w->has_answered = true;
         answer(w, k->is_undone ? EIO : 0, text);
     } else if (word.kind == WS_WORD_IDLE && w->state == IDLES) {
         become(w);
@@ -271,7 +365,7 @@ static void ask(struct watch *w, uint64_t now)
         return;
     }
     if (w->state == SERVES)
-        say(w->kept->fds[WS_KEPT_CHANNEL], WS_WORD_LIVES, "");
+        say(w->kept->fds[WS_KEPT_CHANNEL], WS_WORD_LIVES, "", -1);
 }
 
 /* --- the daemon's life --- */
@@ -364,11 +458,14 @@ static int judge(struct watch *w, int status, bool *is_over, struct ws_error *er
         return ws_error_set(err, EIO, "the daemon of %s has ended with an error, which it named", what);
     if (w->ends)
         return ws_error_set(err, EINTR, "the daemon of %s was told to end, and died: %s", what, how);
-    if (died_often(w))
+    w->deaths[w->n++ % MOST] = ws_clock_ns();
+    if (died_often(w, w->most))
         return ws_error_set(
             err, EIO,
             "the daemon of %s has died %zu times within %llu s, the last time of: %s; it is unmounted", what,
             w->most, WITHIN_NS / WS_SECOND_NS, how);
+    if (died_often(w, w->most - 1))
+        close_all(&w->regions);
     ws_log(WS_LOG_ERROR, "mount", "the daemon has died, and another one takes over at=%s signal=\"%s\"", what,
            how);
     *is_over = false;
@@ -392,6 +489,7 @@ static int start(struct watch *w, bool *is_daemon, struct ws_error *err)
     close(ends[*is_daemon ? 0 : 1]);
     if (*is_daemon) {
         channel = ends[1];
+        inherited = w->regions;
         on_trial = k->fds[WS_KEPT_FORMER] >= 0;
         return 0;
     }
@@ -429,14 +527,21 @@ static void leave(struct watch *w)
     static const enum ws_kept_fd own[] = {WS_KEPT_SOCKET, WS_KEPT_CHANNEL, WS_KEPT_CLIENT, WS_KEPT_FORMER};
     for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
         keep(w->kept, own[i], -1);
+    if (channel < 0)
+        close_all(&w->regions);
     close(w->signals);
 }
 
 int ws_supervisor_run(const struct ws_supervisor_options *o, bool *is_daemon, struct ws_error *err)
 {
     struct ws_kept *k = o->kept;
-    struct watch w = {
-        .options = o, .kept = k, .most = most_deaths(), .client = -1, .binary = -1, .has_answered = true};
+    struct watch w = {.options = o,
+                      .kept = k,
+                      .most = most_deaths(),
+                      .client = -1,
+                      .binary = -1,
+                      .has_answered = true,
+                      .regions = ws_kept_take_regions()};
     sigset_t set, before;
     bool is_over = false;
     int rc = 0;

@@ -9,6 +9,9 @@
  * hung_s is killed, and so replaced; one that a debugger traces is left alone. What is counted is the supervisor's own rounds, so
  * that a machine, or a group of processes, that slept is no reason.
  *
+ * Memory of complete versions that a daemon has it keep is the next one's (store/keeper.h): the supervisor has descriptors and labels, and looks into
+ * neither. With the last death but one that it would bear it gives all of that up, as it may be what kills them.
+ *
  * Takeover: the supervisor becomes another binary, by fs/kept.h, once that was tried in a child and the daemon runs no command. There it kills
  * the daemon, and forks the next. If that fails before it is ready, which leaves the mount alone, the supervisor becomes what it was. */
 #ifndef WS_FS_SUPERVISOR_H
@@ -26,6 +29,8 @@ struct ws_word {
         WS_WORD_READY,  /* the daemon serves */
         WS_WORD_FAILED, /* it does not, says why, and ends */
         WS_WORD_CUT,    /* end the connection */
+        WS_WORD_KEEP,   /* with a descriptor, of memory whose label is text */
+        WS_WORD_FORGET, /* close what has that label */
     } kind;
     char text[WS_ERROR_TEXT];
 };
@@ -48,6 +53,8 @@ WS_MUST_USE int ws_supervisor_run(const struct ws_supervisor_options *o, bool *i
 /* In a daemon: its channel; -1: it has no supervisor. */
 int ws_supervisor_channel(void);
 void ws_supervisor_say(int word);
+/* In a daemon: the supervisor keeps memory for the next one; NULL: it has none. */
+const struct ws_store_keeper *ws_supervisor_keeper(void);
 /* A daemon that is not ready after a takeover ends here, and leaves the mount to its supervisor. Others return. */
 void ws_supervisor_give_up(const struct ws_error *why);
 
