@@ -564,6 +564,10 @@ int ws_supervisor_run(const struct ws_supervisor_options *o, bool *is_daemon, st
             rc = judge(&w, status, &is_over, err);
         }
     }
+    if (!*is_daemon) {
+        refuse(&w, ESHUTDOWN, "the mount has ended meanwhile");
+        answer(&w, ESHUTDOWN, "the mount has ended meanwhile");
+    }
     leave(&w);
     if (*is_daemon)
         pthread_sigmask(SIG_SETMASK, &before, NULL);

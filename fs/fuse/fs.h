@@ -65,7 +65,8 @@ struct ws_fs {
     int beacon;               /* -1: none */
     enum ws_reads reads;      /* what is in use; never WS_READS_AUTO */
     atomic_bool has_begun;    /* the kernel has said how it talks */
-    atomic_bool has_ended;    /* its requests are not read any more; libfuse forgets that the session has exited */
+    atomic_bool
+        has_ended; /* its requests are not read any more; libfuse forgets that the session has exited */
     atomic_bool has_links; /* link mode's tmpfs is below the mount: before that a link would lead nowhere */
     char mode_text[256];   /* the same for status, with the reason of a fallback */
     struct timespec start; /* times of all files */
