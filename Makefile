@@ -34,7 +34,7 @@ endif
 endif
 
 # --- what needs no flags runs without pkg-config and libfuse; only manuals want scdoc ---
-NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate campaign soak bench bench-gpu gpu-bundle format lint uninstall dist deb wheel image test-packages deps-packages
+NO_CONFIG := help clean deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate campaign soak deaths bench bench-gpu gpu-bundle format lint uninstall dist deb wheel image test-packages deps-packages
 ifneq ($(filter-out $(NO_CONFIG),$(or $(MAKECMDGOALS),all)),)
 PACKAGES := libmicrohttpd gnutls libcurl jansson libxxhash libzstd libzmq libsodium
 LACKING := $(shell pkg-config --print-errors --exists fuse3 $(if $(filter all man install,$(or $(MAKECMDGOALS),all)),scdoc) $(PACKAGES) 2>&1 || echo pkg-config failed)
@@ -228,7 +228,7 @@ $(FUZZERS): $(TOP)/fuzz/%: $(TOP)/fuzz/tests/fuzz/%.o $(FUZZED)
 .PHONY: fuzzers
 fuzzers: $(FUZZERS)
 
-.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate bench bench-gpu gpu-bundle campaign soak
+.PHONY: deps deps-test deps-real deps-lint demo demo-rl test test-sanitizers fuzz test-real test-frameworks test-gpu mutate bench bench-gpu gpu-bundle campaign soak deaths
 deps: ## install what the build needs (Debian packages)
 	$(Q).ci/deps build
 deps-test:
@@ -272,6 +272,9 @@ soak: deps-test ## versions for hours, with switches and upgrades: what grows, a
 campaign: deps-test ## kill, stop, cut off everything at random for half an hour, read meanwhile, see it heal (CAMPAIGN_SECONDS, CAMPAIGN_SEED, SAN)
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	$(Q)SAN=$(SAN) nice tests/kill/campaign.py
+deaths: deps-test ## kill the daemon of a supervised mount a thousand times: how long who uses it waits (KILLS, PUBLISH, TAKEOVER, ELEMENTS)
+	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all test-programs
+	$(Q)KILLS=$(or $(KILLS),1000) $$(.ci/python) tests/kill/deaths.py
 bench: deps-test ## measure; prints ratios and writes build/bench.json
 	$(Q)$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
 	$(Q)tests/bench/run

@@ -11,16 +11,18 @@
 #include "fs/fuse/outside.h"
 #include "fs/fuse/readers.h"
 #include "fs/fuse/version_cache.h"
+#include "fs/heart.h"
+#include "fs/kept.h"
 #include "fs/probes.h"
 #include "fs/pull/lazy.h"
 #include "fs/pull/pull.h"
 #include "fs/relay.h"
+#include "fs/supervisor.h"
 #include "fs/switch/settings_lock.h"
 #include "transports/base/audit_log.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/base/number.h"
-#include "transports/base/supervisor.h"
 #include "transports/base/text.h"
 #include "transports/base/workers.h"
 #include "transports/memory/available.h"
@@ -168,7 +170,7 @@ static void end_connection(struct ws_fs *fs)
         fuse_session_unmount(fs->session);
     else if (rc < 0) {
         cut(fs);
-        ws_supervisor_cut();
+        ws_supervisor_say(WS_WORD_CUT);
     }
     pthread_mutex_unlock(&one_at_a_time);
 }
@@ -176,7 +178,7 @@ static void end_connection(struct ws_fs *fs)
 /* libfuse forgets that its session has exited when its loop returns. */
 static bool is_over(const struct ws_fs *fs)
 {
-    return atomic_load(&fs->is_over) || fuse_session_exited(fs->session);
+    return atomic_load(&fs->has_ended) || fuse_session_exited(fs->session);
 }
 
 /* A reader may have a former daemon's answer, and not have looked at what is passed through by it yet. */
@@ -211,6 +213,18 @@ static int wait_begun(const struct ws_fs *fs)
     return -ETIMEDOUT;
 }
 
+/* Of a mount that cannot be looked at. */
+static int unseen(const struct starter *s, struct ws_error *err)
+{
+    if (ws_mount_options_is_given(&s->fs->options))
+        return ws_error_set(err, -s->rc,
+                            "the kernel says nothing by the descriptor of /dev/fuse that this process was "
+                            "given: it is not mounted; "
+                            "mount(2) has to come before, with fd= of it");
+    return ws_error_set(err, -s->rc, "the mount on %s cannot be looked at, and ended: %s",
+                        s->fs->options.mountpoint, strerror(-s->rc));
+}
+
 /* Runs beside the session's loop: inspects the mount as a user would, then reports that it is there. A mount
  * that cannot be inspected ends, and run returns the error. */
 static void *finish_start(void *arg)
@@ -218,10 +232,13 @@ static void *finish_start(void *arg)
     struct starter *s = arg;
     struct ws_fs *fs = s->fs;
     char path[4200];
+    struct ws_error why;
     const bool given = ws_mount_options_is_given(&fs->options);
     snprintf(path, sizeof(path), "%s/status", fs->options.mountpoint);
     s->rc = given ? wait_begun(fs) : ws_outside_stat(path);
     if (s->rc < 0) {
+        (void)unseen(s, &why);
+        ws_supervisor_give_up(&why);
         end_connection(fs);
         return NULL;
     }
@@ -247,6 +264,7 @@ static void *finish_start(void *arg)
         ws_log(WS_LOG_DEBUG, "mount", "the process that started the mount is gone");
     if (s->ready)
         s->ready();
+    ws_supervisor_say(WS_WORD_READY);
     ws_log(WS_LOG_INFO, "mount", "serving at=%s source=%s reads=%s", fs->options.mountpoint,
            fs->options.source, fs->mode_text);
     close_former(fs);
@@ -298,6 +316,7 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
     o.own_memory = fs->reads == WS_READS_LINK;
     if (fs->life)
         o.ids = (struct ws_store_ids){ws_life_last_id(fs->life), id_of_model, id_of_version, fs->life};
+    o.keeper = ws_supervisor_keeper();
     o.serves = fs->options.serve.listen;
     o.trust = fs->options.trust.n ? &fs->options.trust : NULL;
     int rc = ws_store_new(&fs->store, &ws_puller, &o, err);
@@ -351,18 +370,37 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
 }
 
 /* libfuse takes the descriptor over. */
+static int use_connection(struct ws_fs *fs, int fd, struct ws_error *err)
+{
+    char name[32];
+    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    snprintf(name, sizeof(name), "/dev/fd/%d", fd);
+    return fuse_session_mount(fs->session, name) == 0
+               ? 0
+               : ws_error_set(err, EIO, "libfuse did not take descriptor %d, and said why above", fd);
+}
+
 static int use_given(struct ws_fs *fs, struct ws_error *err)
 {
     struct ws_mount_options *o = &fs->options;
-    char name[32];
-    int rc = o->given < 0 ? ws_given_receive(o->given_socket, &o->given, err) : 0;
-    if (rc < 0)
-        return rc;
-    (void)fcntl(o->given, F_SETFD, FD_CLOEXEC);
-    snprintf(name, sizeof(name), "/dev/fd/%d", o->given);
-    return fuse_session_mount(fs->session, name) == 0
-               ? 0
-               : ws_error_set(err, EIO, "libfuse did not take descriptor %d, and said why above", o->given);
+    const int rc = o->given < 0 ? ws_given_receive(o->given_socket, &o->given, err) : 0;
+    return rc < 0 ? rc : use_connection(fs, o->given, err);
+}
+
+/* What a supervisor had before it became this binary. */
+static int use_kept(struct ws_fs *fs, const struct ws_kept *k, struct ws_error *err)
+{
+    fs->place = (struct ws_place){fs->options.mountpoint, k->dev, k->fds[WS_KEPT_CONNECTION]};
+    fs->settings = k->fds[WS_KEPT_SETTINGS];
+    fs->beacon = k->fds[WS_KEPT_BEACON];
+    fs->read_ahead = k->fds[WS_KEPT_READ_AHEAD];
+    fs->start = k->start;
+    fs->life = ws_life_open(k->fds[WS_KEPT_LIFE]);
+    if (!fs->life)
+        return ws_error_set(err, EPROTO,
+                            "release %s wrote what its daemons know in another way than %s reads it",
+                            k->release, WS_VERSION);
+    return use_connection(fs, k->fds[WS_KEPT_CONNECTION], err);
 }
 
 /* Where another daemon was faster, its mount is not covered. */
@@ -407,11 +445,12 @@ static int start_session(struct ws_fs *fs, struct ws_error *err)
     fuse_opt_free_args(&args);
     if (!fs->session)
         return ws_error_set(err, EIO, "libfuse did not start a session");
-    int rc = given ? use_given(fs, err) : mount_session(fs, err);
-    if (rc < 0 || given)
+    const struct ws_kept *kept = ws_kept();
+    int rc = kept ? use_kept(fs, kept, err) : given ? use_given(fs, err) : mount_session(fs, err);
+    if (rc < 0 || given || kept)
         return rc;
     rc = ws_place_record(&fs->place, o->mountpoint, fuse_session_fd(fs->session));
-    if (rc == 0 && ws_beacon_light(fs->place.dev) < 0) /* the process's end puts it out */
+    if (rc == 0 && (fs->beacon = ws_beacon_light(fs->place.dev)) < 0) /* the process's end puts it out */
         ws_log(WS_LOG_DEBUG, "mount", "'wsync umount' will not wait for this daemon's end");
     if (rc < 0)
         return ws_error_set(err, -rc, "cannot mount on %s: what is there now cannot be told: %s",
@@ -425,34 +464,46 @@ static void cut_here(void *fs)
     cut(fs);
 }
 
-static bool next_life(void *fs)
+static int check_supervised(const struct ws_fs *fs, struct ws_error *err)
 {
-    return ws_life_next(((struct ws_fs *)fs)->life);
+    if (!fs->options.supervised || fs->reads == WS_READS_PASSTHROUGH)
+        return 0;
+    return ws_error_set(err, ENOTSUP,
+                        "--supervised is for reads by FUSE passthrough, which go on while a daemon is "
+                        "replaced, and complete files are "
+                        "read by %s here; leave it out",
+                        fs->mode_text);
 }
 
 /* Forks, and goes on in each daemon; in the supervisor when all is over. */
-static int supervise(struct ws_fs *fs, bool *is_daemon, struct ws_error *err)
+static int supervise(struct ws_fs *fs, const sigset_t *signals, bool *is_daemon, struct ws_error *err)
 {
+    struct ws_kept kept;
     *is_daemon = true;
     if (!fs->options.supervised)
         return 0;
-    if (fs->reads != WS_READS_PASSTHROUGH)
-        return ws_error_set(err, ENOTSUP,
-                            "--supervised is for reads by FUSE passthrough, which go on while a daemon is "
-                            "replaced, and complete files are "
-                            "read by %s here; leave it out",
-                            fs->mode_text);
-    fs->life = ws_life_new();
+    ws_kept_none(&kept);
+    if (ws_kept())
+        kept = *ws_kept();
+    else
+        fs->life = ws_life_new(&kept.fds[WS_KEPT_LIFE]);
     if (!fs->life)
         return ws_error_set(err, ENOMEM, "no memory for a supervisor");
-    const struct ws_supervised what = {.name = fs->options.mountpoint,
-                                       .component = "mount",
-                                       .at_end = "it is unmounted",
-                                       .arg = fs,
-                                       .next = next_life,
-                                       .cut = cut_here,
-                                       .messages = -1};
-    int rc = ws_supervisor_run(&what, is_daemon, err);
+    kept.fds[WS_KEPT_CONNECTION] = fuse_session_fd(fs->session);
+    kept.fds[WS_KEPT_SETTINGS] = fs->settings;
+    kept.fds[WS_KEPT_BEACON] = fs->beacon;
+    kept.fds[WS_KEPT_READ_AHEAD] = fs->read_ahead;
+    kept.dev = fs->place.at ? fs->place.dev : 0;
+    kept.start = fs->start;
+    kept.signals = *signals;
+    ws_kept_end();
+    const struct ws_supervisor_options o = {.kept = &kept,
+                                            .life = fs->life,
+                                            .what = fs->options.mountpoint,
+                                            .hung_s = fs->options.hung_s,
+                                            .cut = cut_here,
+                                            .arg = fs};
+    int rc = ws_supervisor_run(&o, is_daemon, err);
     if (rc < 0 || !*is_daemon)
         return rc;
     rc = ws_life_attach(fs->life, fs->session);
@@ -550,6 +601,8 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     int rc = config ? ws_thread_start(&thread, finish_start, s) : -ENOMEM;
     const bool started = rc == 0;
     if (rc == 0)
+        rc = ws_heart_start(&fs->heart, fs, ws_supervisor_channel());
+    if (rc == 0)
         rc =
             ws_ending_watch(&ending, &(struct ws_ending_options){.place = fs->place.at ? &fs->place : NULL,
                                                                  .end_control = end_control,
@@ -562,7 +615,16 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
         fuse_loop_cfg_set_max_threads(config, MAX_WORKERS);
         fuse_loop_cfg_set_idle_threads(config, MAX_WORKERS);
         rc = fuse_session_loop_mt(fs->session, config);
-        atomic_store(&fs->is_over, true);
+    }
+    atomic_store(&fs->has_ended, true);
+    if (ws_life_differs())
+        rc = -EPROTO;
+    if (rc < 0) {
+        (void)ws_error_set(err, -rc, "cannot serve the mount on %s: %s", fs->options.mountpoint,
+                           ws_life_differs()
+                               ? "the kernel was told of other ways than this binary's when it was mounted"
+                               : strerror(-rc));
+        ws_supervisor_give_up(err);
     }
     if (config)
         fuse_loop_cfg_destroy(config);
@@ -570,17 +632,9 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     end_connection(fs);
     if (started)
         pthread_join(thread, NULL);
-    if (s->rc < 0 && ws_mount_options_is_given(&fs->options))
-        return ws_error_set(err, -s->rc,
-                            "the kernel says nothing by the descriptor of /dev/fuse that this process was "
-                            "given: it is not mounted; "
-                            "mount(2) has to come before, with fd= of it");
     if (s->rc < 0)
-        return ws_error_set(err, -s->rc, "the mount on %s cannot be looked at, and ended: %s",
-                            fs->options.mountpoint, strerror(-s->rc));
-    return rc < 0 ? ws_error_set(err, -rc, "cannot serve the mount on %s: %s", fs->options.mountpoint,
-                                 strerror(-rc))
-                  : 0;
+        return unseen(s, err);
+    return rc;
 }
 
 static void stop(struct ws_fs *fs)
@@ -592,6 +646,7 @@ static void stop(struct ws_fs *fs)
         ws_store_stop(fs->store); /* ends parked requests, which look at open files */
     ws_fs_close_all(fs);
     ws_fs_close_folders(fs);
+    ws_heart_stop(fs->heart);
     ws_store_free(fs->store);
     ws_relay_free(fs->relay);
     ws_control_free(fs->control);
@@ -662,7 +717,8 @@ static int let_go(struct ws_fs *fs, const sigset_t *signals)
 static int run_session(const struct ws_mount_options *o, void (*ready)(void), int ready_pipe,
                        struct ws_error *err)
 {
-    struct ws_fs fs = {.options = *o, .settings = -1, .read_ahead = -1};
+    const struct ws_kept *kept = ws_kept();
+    struct ws_fs fs = {.options = *o, .settings = -1, .read_ahead = -1, .beacon = -1};
     struct starter s = {.fs = &fs, .ready = ready, .ready_pipe = ready_pipe};
     sigset_t signals;
     char why[160];
@@ -671,11 +727,13 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
         rc = check_topology(o, err);
     if (rc == 0)
         rc = ws_names_init(&fs.names, &fs.options, err);
-    if (rc == 0)
+    if (rc == 0 && !kept)
         rc = ws_settings_lock(o->state, o->mountpoint, &fs.settings, err);
     if (rc < 0)
         return rc;
     ws_ending_block_signals(&signals);
+    if (kept)
+        signals = kept->signals;
     pthread_mutex_init(&fs.lock, NULL);
     ws_side_init(&fs.side);
     clock_gettime(CLOCK_REALTIME, &fs.start);
@@ -684,21 +742,32 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     bool is_daemon = true;
     rc = check_reach(o, err);
     if (rc == 0)
-        rc = start_session(&fs, err);
+        rc = check_supervised(&fs, err);
     if (rc == 0)
-        rc = supervise(&fs, &is_daemon, err);
+        rc = start_session(&fs, err);
+    if (rc == 0 && kept && kept->is_trial)
+        ws_kept_accept();
+    if (rc < 0)
+        ws_kept_refuse(err);
+    if (rc == 0)
+        rc = supervise(&fs, &signals, &is_daemon, err);
     if (rc == 0 && !is_daemon)
         return let_go(&fs, &signals);
     if (rc == 0)
         rc = become_user(&fs, err);
+    if (rc == 0)
+        rc = ws_audit_log_start(err);
     if (rc == 0 && ws_invalidate_start(&fs) < 0)
         rc = ws_error_set(err, EAGAIN, "cannot start a thread");
     if (rc == 0)
         rc = start_store(&fs, err);
     if (rc == 0)
         rc = serve(&fs, &s, err);
-    else if (fs.session)
-        end_connection(&fs);
+    else {
+        ws_supervisor_give_up(err);
+        if (fs.session)
+            end_connection(&fs);
+    }
     stop(&fs);
     pthread_sigmask(SIG_SETMASK, &signals, NULL);
     return rc;
@@ -710,8 +779,6 @@ static int run(const struct ws_mount_options *o, void (*ready)(void), int ready_
     snprintf(by, sizeof(by), "mount:%s", o->mountpoint);
     int rc = o->audit_log ? ws_audit_log_open(o->audit_log, by, err) : 0;
     if (rc == 0)
-        rc = ws_audit_log_start(err);
-    if (rc == 0)
         rc = run_session(o, ready, ready_pipe, err);
     ws_audit_log_close();
     return rc;
@@ -722,8 +789,25 @@ static int run_behind(void *arg, int ready_pipe, struct ws_error *err)
     return run(arg, NULL, ready_pipe, err);
 }
 
+/* What a supervisor was before it became this binary is in the background already. */
+static int run_kept(const struct ws_mount_options *o, void (*ready)(void), struct ws_error *err)
+{
+    if (o->foreground)
+        return run(o, ready, -1, err);
+    if (chdir("/") != 0)
+        ws_log(WS_LOG_DEBUG, "mount", "stays in its folder");
+    const int rc = run(o, NULL, -1, err);
+    if (rc < 0) {
+        ws_kept_refuse(err);
+        ws_log(WS_LOG_ERROR, "mount", "%s", err->text);
+    }
+    _exit(rc < 0);
+}
+
 int ws_session_run(const struct ws_mount_options *o, void (*ready)(void), struct ws_error *err)
 {
+    if (ws_kept())
+        return run_kept(o, ready, err);
     int rc = ws_mount_options_is_given(o) ? 0 : ws_place_check(o->mountpoint, err);
     if (rc < 0)
         return rc;

@@ -23,7 +23,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define END_NS (30 * WS_SECOND_NS) /* for the rollback of switches that the mount's end interrupts */
+#define IDLE_LOOK_NS 10000000L
+#define END_NS       (30 * WS_SECOND_NS) /* for the rollback of switches that the mount's end interrupts */
 
 /* --- requests --- */
 
@@ -331,6 +332,26 @@ void ws_control_wait_kept(struct ws_control *c, unsigned timeout_ms)
            ws_cond_wait_until(&c->idle, &c->lock, until) != ETIMEDOUT)
         ;
     pthread_mutex_unlock(&c->lock);
+}
+
+static bool is_idle(struct ws_control *c)
+{
+    pthread_mutex_lock(&c->lock);
+    bool idle = c->n_jobs == 0;
+    for (const struct ws_controller *ctl = c->controllers; ctl; ctl = ctl->next)
+        idle = idle && !ctl->switching && !ctl->catching_up && ctl->preparing == 0;
+    pthread_mutex_unlock(&c->lock);
+    return idle;
+}
+
+bool ws_control_wait_idle(struct ws_control *c, unsigned timeout_ms)
+{
+    const struct timespec wait = {.tv_nsec = IDLE_LOOK_NS};
+    const uint64_t until = ws_clock_ns() + timeout_ms * WS_MS_NS;
+    bool idle;
+    while (!(idle = is_idle(c)) && !atomic_load(&c->stop) && ws_clock_ns() < until)
+        (void)nanosleep(&wait, NULL);
+    return idle;
 }
 
 void ws_control_stop(struct ws_control *c)

@@ -1,6 +1,7 @@
 #include "fs/fuse/broker.h"
 #include "fs/fuse/backing.h"
 #include "fs/fuse/outside.h"
+#include "fs/fuse/packet.h"
 #include "transports/base/clock.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -33,31 +34,10 @@ struct ws_broker {
     pthread_mutex_t lock;
 };
 
-union room {
-    char bytes[CMSG_SPACE(sizeof(int))];
-    struct cmsghdr align;
-};
-
 /* --- its process: system calls only, as other threads of the parent may have held any lock --- */
 
 /* Descriptors of the broker. */
 enum { CONNECTION = 3, SOCK, N_FDS };
-
-static int receive(struct request *r, int *fd)
-{
-    union room room = {0};
-    struct iovec v = {r, sizeof(*r)};
-    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof(room)};
-    ssize_t n;
-    do
-        n = recvmsg(SOCK, &m, MSG_CMSG_CLOEXEC);
-    while (n < 0 && errno == EINTR);
-    *fd = -1;
-    for (struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&m) : NULL; c; c = CMSG_NXTHDR(&m, c))
-        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof(int)))
-            memcpy(fd, CMSG_DATA(c), sizeof(*fd));
-    return n == (ssize_t)sizeof(*r) ? 0 : -1;
-}
 
 static int answer_to(const struct request *r, int fd, const struct ws_place *place)
 {
@@ -79,11 +59,11 @@ static void serve(const struct ws_place *mounted)
     struct request r;
     int fd;
     place.connection = CONNECTION;
-    while (receive(&r, &fd) == 0) {
+    while (ws_packet_recv(SOCK, &r, sizeof(r), &fd) == 0) {
         const int rc = answer_to(&r, fd, &place);
         if (fd >= 0)
             close(fd);
-        if (send(SOCK, &rc, sizeof(rc), MSG_NOSIGNAL) != (ssize_t)sizeof(rc))
+        if (ws_packet_send(SOCK, &rc, sizeof(rc), -1) < 0)
             return;
     }
 }
@@ -102,7 +82,7 @@ static void run(int connection, int sock, const struct ws_place *place, const st
         ws_run_as_keep(who, 1ULL << CAP_SYS_ADMIN) < 0)
         return;
     const int ready = 0;
-    if (send(SOCK, &ready, sizeof(ready), MSG_NOSIGNAL) == (ssize_t)sizeof(ready))
+    if (ws_packet_send(SOCK, &ready, sizeof(ready), -1) == 0)
         serve(place);
 }
 
@@ -111,32 +91,16 @@ static void run(int connection, int sock, const struct ws_place *place, const st
 static int read_answer(struct ws_broker *b)
 {
     int rc = 0;
-    ssize_t n;
-    do
-        n = recv(b->sock, &rc, sizeof(rc), 0);
-    while (n < 0 && errno == EINTR);
-    b->lost = n != (ssize_t)sizeof(rc);
+    b->lost = ws_packet_recv(b->sock, &rc, sizeof(rc), NULL) < 0;
     return b->lost ? -EPIPE : rc;
 }
 
 static int call(struct ws_broker *b, enum call what, int id, int fd)
 {
-    struct request r = {what, id};
-    union room room = {0};
-    struct iovec v = {&r, sizeof(r)};
-    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1};
-    if (fd >= 0) {
-        m.msg_control = &room;
-        m.msg_controllen = sizeof(room);
-        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(c), &fd, sizeof(fd));
-    }
+    const struct request r = {what, id};
     pthread_mutex_lock(&b->lock);
     int rc = -EPIPE;
-    if (!b->lost && sendmsg(b->sock, &m, MSG_NOSIGNAL) == (ssize_t)sizeof(r))
+    if (!b->lost && ws_packet_send(b->sock, &r, sizeof(r), fd) == 0)
         rc = read_answer(b);
     else
         b->lost = true;

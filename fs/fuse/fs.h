@@ -53,6 +53,7 @@ struct ws_fs {
     struct ws_probes *probes; /* NULL: the mount has no option listen= */
     struct ws_relay *relay;   /* NULL: it serves no other mounts */
     struct ws_lazy *lazy;     /* NULL: without open=lazy */
+    struct ws_heart *heart;   /* NULL: without --supervised */
     struct fuse_session *session;
     struct ws_names names;
     struct ws_side side;
@@ -61,9 +62,11 @@ struct ws_fs {
     struct ws_place place;    /* where the session is mounted, once it is */
     int read_ahead;           /* the kernel's file of the mount's read-ahead; -1: there is none */
     int settings;             /* the lock on them; -1: none, or control has ended */
+    int beacon;               /* -1: none */
     enum ws_reads reads;      /* what is in use; never WS_READS_AUTO */
     atomic_bool has_begun;    /* the kernel has said how it talks */
-    atomic_bool is_over;      /* the session's loop has returned */
+    atomic_bool
+        has_ended; /* its requests are not read any more; libfuse forgets that the session has exited */
     atomic_bool has_links; /* link mode's tmpfs is below the mount: before that a link would lead nowhere */
     char mode_text[256];   /* the same for status, with the reason of a fallback */
     struct timespec start; /* times of all files */

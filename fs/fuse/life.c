@@ -7,12 +7,14 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #define MODELS       512
 #define VERSIONS     4096 /* a ring */
 #define INIT_BYTES   512
+#define ANSWER_BYTES 256
 #define OP_INIT      26 /* linux/fuse.h */
 #define NOTIFY_AGAIN 7  /* FUSE_NOTIFY_RESEND, which older headers lack */
 #define SIDE_SHIFT   32
@@ -42,11 +44,11 @@ struct version {
 
 struct ws_life {
     _Atomic(unsigned) number;
-    _Atomic(size_t) init_bytes; /* 0: the kernel has not begun */
-    atomic_bool answered;       /* it has the answer */
-    unsigned char init[INIT_BYTES];
-    _Atomic(int) passed; /* the highest number */
-    uint64_t last_id;    /* with a lock of the store's */
+    _Atomic(size_t) init_bytes;                           /* 0: the kernel has not begun */
+    _Atomic(size_t) answer_bytes;                         /* 0: it has no answer yet */
+    unsigned char init[INIT_BYTES], answer[ANSWER_BYTES]; /* the latter without its head */
+    _Atomic(int) passed;                                  /* the highest number */
+    uint64_t last_id;                                     /* with a lock of the store's */
     _Atomic uint64_t last_lookup;
     unsigned n_models;
     struct model models[MODELS];
@@ -58,14 +60,29 @@ static atomic_bool begins_again;      /* the next read is the INIT */
 static _Atomic(uint64_t) init_unique; /* of the INIT that is not answered yet; 0: none */
 static sem_t init_answered;
 static int former_passed;
+static atomic_bool differs;       /* it would have answered the INIT otherwise */
+static _Atomic(uint64_t) n_reads; /* begun */
+static _Atomic(unsigned) n_readers;
 
-struct ws_life *ws_life_new(void)
+struct ws_life *ws_life_open(int fd)
 {
-    struct ws_life *l =
-        mmap(NULL, sizeof(*l), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0); /* zeros */
-    if (l == MAP_FAILED)
+    struct stat st;
+    if (fstat(fd, &st) != 0 || st.st_size != (off_t)sizeof(struct ws_life))
         return NULL;
-    atomic_init(&l->number, ~0U);
+    struct ws_life *l = mmap(NULL, sizeof(*l), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return l == MAP_FAILED ? NULL : l;
+}
+
+struct ws_life *ws_life_new(int *fd)
+{
+    struct ws_life *l = NULL;
+    *fd = memfd_create("wsync-life", MFD_CLOEXEC);
+    if (*fd >= 0 && ftruncate(*fd, sizeof(*l)) == 0) /* zeros */
+        l = ws_life_open(*fd);
+    if (l)
+        atomic_init(&l->number, ~0U);
+    else if (*fd >= 0)
+        close(*fd);
     return l;
 }
 
@@ -119,7 +136,12 @@ static ssize_t read_request(int fd, void *buf, size_t room, void *arg)
     }
     wait_for_answer();
     bring_pages(buf, room);
+    atomic_fetch_add(&n_reads, 1);
+    atomic_fetch_add(&n_readers, 1);
     const ssize_t n = read(fd, buf, room);
+    const int why = errno;
+    atomic_fetch_sub(&n_readers, 1);
+    errno = why;
     if (n >= (ssize_t)sizeof(*head) && head->op == OP_INIT && n <= INIT_BYTES) {
         memcpy(l->init, buf, (size_t)n);
         atomic_store(&l->init_bytes, (size_t)n);
@@ -139,20 +161,31 @@ static void ask_again(int fd)
 }
 
 /* The kernel has the answer where it does not know the request any more: the daemon before has died just then. */
-static ssize_t answer_init(struct ws_life *l, int fd, const struct iovec *v, int n)
+static ssize_t answer_init(const struct ws_fs *fs, int fd, const struct iovec *v, int n)
 {
-    if (!atomic_load(&l->answered)) {
+    struct ws_life *l = fs->life;
+    unsigned char answer[ANSWER_BYTES];
+    size_t size = 0;
+    ssize_t all = (ssize_t)v[0].iov_len;
+    for (int i = 1; i < n && size + v[i].iov_len <= sizeof(answer); size += v[i++].iov_len) {
+        memcpy(answer + size, v[i].iov_base, v[i].iov_len);
+        all += (ssize_t)v[i].iov_len;
+    }
+    if (atomic_load(&l->answer_bytes) == 0) {
         const ssize_t wrote = writev(fd, v, n);
         if (wrote < 0 && errno != ENOENT)
             return wrote;
-        atomic_store(&l->answered, true);
+        memcpy(l->answer, answer, size);
+        atomic_store(&l->answer_bytes, size);
         if (wrote > 0)
             return wrote;
     }
+    if (size != atomic_load(&l->answer_bytes) || memcmp(answer, l->answer, size) != 0) {
+        atomic_store(&differs, true);
+        fuse_session_exit(fs->session);
+        return all;
+    }
     ask_again(fd);
-    ssize_t all = 0;
-    for (int i = 0; i < n; i++)
-        all += (ssize_t)v[i].iov_len;
     return all;
 }
 
@@ -161,7 +194,7 @@ static ssize_t write_reply(int fd, struct iovec *v, int n, void *arg)
     const struct out_header *head = v[0].iov_base;
     if (head->unique == 0 || head->unique != atomic_load(&init_unique))
         return writev(fd, v, n);
-    const ssize_t wrote = answer_init(((const struct ws_fs *)arg)->life, fd, v, n);
+    const ssize_t wrote = answer_init(arg, fd, v, n);
     atomic_store(&init_unique, 0);
     (void)sem_post(&init_answered);
     return wrote;
@@ -177,6 +210,18 @@ int ws_life_attach(struct ws_life *l, struct fuse_session *session)
     atomic_store(&begins_again, atomic_load(&l->init_bytes) > 0);
     former_passed = atomic_load(&l->passed);
     return fuse_session_custom_io(session, &io, fuse_session_fd(session)) == 0 ? 0 : -EIO;
+}
+
+bool ws_life_differs(void)
+{
+    return atomic_load(&differs);
+}
+
+bool ws_life_reads(uint64_t *seen)
+{
+    const uint64_t before = *seen;
+    *seen = atomic_load(&n_reads);
+    return atomic_load(&n_readers) > 0 || *seen != before;
 }
 
 /* --- what is passed through --- */

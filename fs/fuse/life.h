@@ -1,4 +1,4 @@
-/* Life: what the daemons of one mount, each of which took over from one that died (base/supervisor.h), know of each other. It is memory that
+/* Life: what the daemons of one mount, each of which took over from one that died (fs/supervisor.h), know of each other. It is memory that
  * they share with their supervisor, so it holds no pointers, and what a daemon that dies in the middle of a change leaves is one number.
  *
  * The kernel has begun to talk with the first of them, and begins with no other: a successor is given the first one's INIT again, and its
@@ -19,8 +19,12 @@ struct ws_life;
 
 #define WS_LIVES 60000 /* daemons of one mount */
 
-/* Shared with all processes that are forked from here on. NULL: no memory. */
-struct ws_life *ws_life_new(void);
+/* Its layout, the kinds of inodes and what a supervisor and its daemons say to each other: one that has another number takes no mount over. */
+#define WS_LIFE_WIRE 1
+
+/* Shared with all processes that are forked from here on, and with those that are given *fd, the caller's. NULL: no memory. */
+struct ws_life *ws_life_new(int *fd);
+struct ws_life *ws_life_open(int fd); /* NULL: it is not one, or no memory */
 void ws_life_free(struct ws_life *l);
 /* Of all these NULL is a mount without a supervisor. */
 
@@ -31,6 +35,11 @@ unsigned ws_life_number(const struct ws_life *l);
 
 /* The daemon, before the session's loop: it reads and writes for libfuse. -errno. */
 WS_MUST_USE int ws_life_attach(struct ws_life *l, struct fuse_session *session);
+
+/* Has this daemon been about to answer the first one's INIT otherwise than that? Then its session has ended: the kernel goes by the first answer. */
+bool ws_life_differs(void);
+/* Does a worker of this daemon's wait for a request, or has one begun to since *seen, which is brought up to date? Else all of them hang. */
+bool ws_life_reads(uint64_t *seen);
 
 /* What the kernel passes through: its numbers are the connection's, and count upwards. */
 void ws_life_passes(struct ws_life *l, int id);

@@ -14,6 +14,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#define MIN_HUNG_S 6
+#define MAX_HUNG_S 86400
+
 static int number(const char *value, unsigned long max, unsigned long *out)
 {
     return ws_text_u64(value, out) < 0 || *out > max ? -EINVAL : 0;
@@ -180,6 +183,15 @@ static int set_supervised(struct ws_mount_options *o, const char *value)
 {
     (void)value;
     o->supervised = true;
+    return 0;
+}
+
+static int set_hung(struct ws_mount_options *o, const char *value)
+{
+    unsigned long n = 0;
+    if (number(value, MAX_HUNG_S, &n) < 0 || (n > 0 && n < MIN_HUNG_S))
+        return -EINVAL;
+    o->hung_s = (unsigned)n;
     return 0;
 }
 
@@ -539,6 +551,9 @@ static const struct ws_mount_option table[] = {
      "a process keeps the mount while a daemon that dies is replaced: nobody finds it dead, and what is open "
      "or mapped goes on "
      "(wsync-fleet(7), A DAEMON THAT DIES)"},
+    {"hung", "SECONDS", set_hung,
+     "with supervised: a daemon that gives no answer for so long is replaced, too; default 30, 0 never, else "
+     "6 to 86400"},
     {"run-as", "USER", set_run_as,
      "once it is mounted the daemon is this user, without any capability; a process beside it keeps "
      "CAP_SYS_ADMIN for reads at memory "

@@ -16,6 +16,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define HUNG_S 30
+
 bool ws_mount_option_help(size_t i, const char **name, const char **meaning)
 {
     static _Thread_local char text[96];
@@ -40,6 +42,7 @@ void ws_mount_options_init(struct ws_mount_options *o)
         .gid = getegid(),
         .ctl_gid = (gid_t)-1,
         .mode = 0444,
+        .hung_s = HUNG_S,
         .allow_other = geteuid() == 0,
         .deadline_ms = WS_READ_DEADLINE_MS,
         .store.delta_cache_bytes = WS_DELTA_CACHE_GROWS,

@@ -17,7 +17,8 @@ struct ws_mount_options {
     struct ws_store_options store;
     enum ws_open_mode open;
     enum ws_reads reads;
-    bool supervised; /* base/supervisor.h */
+    bool supervised; /* fs/supervisor.h */
+    unsigned hung_s; /* after which a supervised daemon without an answer is replaced; 0: never */
     struct ws_run_as run_as;
     int given;                /* given.h: what is mounted already; -1: nothing is */
     const char *given_socket; /* ... comes from there; NULL: no */

@@ -15,6 +15,7 @@
 #include "fs/pull/derive.h"
 #include "fs/pull/fill.h"
 #include "fs/pull/import.h"
+#include "fs/pull/inherit.h"
 #include "fs/pull/metadata.h"
 #include "fs/pull/outcome.h"
 #include "fs/pull/parent_watch.h"
@@ -22,6 +23,7 @@
 #include "fs/pull/why_not.h"
 #include "fs/store/content.h"
 #include "fs/store/derived.h"
+#include "fs/store/keeper.h"
 #include "fs/store/learned.h"
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
@@ -114,8 +116,10 @@ static int get_all(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *e
     rc = -ENOTSUP;
     if (!v->store->options.own_memory && !ws_version_has_bytes(v) &&
         !ws_fill_knows_way(v)) { /* a part has bytes */
-        rc = ws_import_run(&p->selection, err);
+        rc = ws_inherit_run(&p->selection, err);
         if (rc == 0)
+            snprintf(how, WS_HOW_CHARS, "was kept");
+        if (rc == -ENOTSUP && (rc = ws_import_run(&p->selection, err)) == 0)
             snprintf(how, WS_HOW_CHARS, "ipc");
     }
     if (rc == -ENOTSUP)
@@ -125,7 +129,10 @@ static int get_all(struct ws_pull *p, char how[WS_HOW_CHARS], struct ws_error *e
     if (rc < 0)
         return rc;
     enter(p, WS_VERIFYING);
-    return ws_content_check_headers(v, err);
+    rc = ws_content_check_headers(v, err);
+    if (rc == 0)
+        ws_keeper_keep(v);
+    return rc;
 }
 
 /* A version in parts has no manifest before its parts have come, so even a look at that has them pulled. */

@@ -4,6 +4,7 @@
  * name. Its memory comes back when the kernel has forgotten the name and no process maps it; the pull waits a
  * moment for that. */
 #include "fs/store/cache_budget.h"
+#include "fs/store/keeper.h"
 #include "fs/store/model.h"
 #include "fs/store/node_parts.h"
 #include "fs/store/version.h"
@@ -199,7 +200,9 @@ static bool wait_step(struct ws_store *s, uint64_t *give_up_ns)
     return true;
 }
 
-/* 0: the bytes were claimed; 1: try again; -ENOSPC. With s->lock. */
+#define DROPS 2
+
+/* 0: the bytes were claimed; 1: try again; DROPS: once what a keeper has is dropped; -ENOSPC. With s->lock. */
 static int try_claim(struct ws_version *v, uint64_t bytes, uint64_t *claimed,
                      const struct ws_cache_budget *budget, uint64_t *give_up_ns, bool is_ahead,
                      struct ws_store_events *ev, struct ws_error *err)
@@ -214,6 +217,8 @@ static int try_claim(struct ws_version *v, uint64_t bytes, uint64_t *claimed,
         *claimed += bytes;
         return 0;
     }
+    if (s->kept_bytes > 0)
+        return DROPS;
     if (bytes <= limit && !is_ahead && comes_back(s)) { /* within moments: it was told to end */
         (void)ws_cond_wait_until(&s->changed, &s->lock, ws_clock_ns() + STEP_MS * WS_MS_NS);
         return 1;
@@ -246,6 +251,8 @@ static int borrow(struct ws_version *v, uint64_t bytes, uint64_t *borrowed, cons
             rc = try_claim(v, bytes, borrowed, &budget, &give_up_ns, is_ahead, &events, err);
         pthread_mutex_unlock(&s->lock);
         ws_store_events_notify(&events, s);
+        if (rc == DROPS)
+            (void)ws_keeper_drop(s);
     }
     return rc;
 }

@@ -4,6 +4,7 @@
 #include "fs/store/reaper.h"
 #include "fs/store/content.h"
 #include "fs/store/handover.h"
+#include "fs/store/keeper.h"
 #include "fs/store/poller.h"
 #include "fs/store/version.h"
 #include "transports/base/workers.h"
@@ -40,6 +41,7 @@ static void reap(struct ws_version *v, bool with_hook)
     if (with_hook && s->reclaim)
         s->reclaim(s->reclaim_arg, v);
     assert(atomic_load(&v->refs) == 1);
+    ws_keeper_forget(v);
     if (!ws_handover_resolve(v))
         give_back_memory(v);
     pthread_mutex_lock(&s->lock);

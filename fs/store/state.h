@@ -68,6 +68,7 @@ struct ws_version {
     /* its pull was begun to make a view of it (derived.h), and nothing else has asked for it since: it makes room for
      * others */
     atomic_bool only_for_views;
+    atomic_bool is_kept;    /* keeper.h: its memory is */
     atomic_bool way_chosen; /* how it comes is known: deltas that it uses are in model->deltas */
     /* all is here and verified; never unset, not by a drop either, but where its memory went on to another version
      * (one_copy.h), whom then no reader has */
@@ -228,6 +229,7 @@ struct ws_store {
     struct ws_version *ids[WS_ID_BUCKETS];
     uint64_t used_bytes;    /* of the cache, by versions with and without a name */
     uint64_t waiting_bytes; /* by those without a name */
+    uint64_t kept_bytes;    /* of used_bytes: what was not taken of a keeper yet (keeper.h) */
     bool keeps_one_copy;    /* of each model: copies=auto has found that two do not fit (one_copy.h) */
     uint64_t pulls_ok, pulls_failed;
     unsigned n_pulls;

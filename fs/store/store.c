@@ -3,6 +3,7 @@
 #include "fs/store/comparison.h"
 #include "fs/store/derived.h"
 #include "fs/store/events.h"
+#include "fs/store/keeper.h"
 #include "fs/store/learned.h"
 #include "fs/store/listing.h"
 #include "fs/store/model.h"
@@ -177,6 +178,7 @@ int ws_store_new(struct ws_store **out, const struct ws_puller *puller,
     s->last_id = options->ids.last ? options->ids.last : &s->own_last_id;
     s->speeds = options->speeds;
     rc = copy_options(&s->options, options, err);
+    ws_keeper_begin(s);
     if (rc == 0 && getrandom(&s->id, sizeof(s->id), 0) != (ssize_t)sizeof(s->id))
         rc = ws_error_set(err, errno, "no random number for a store: %s", strerror(errno));
     s->id >>= 1; /* JSON ends at 2^63 - 1 */

@@ -75,6 +75,7 @@ struct ws_store_options {
     unsigned device;                           /* of this mount, in a broadcast */
     struct ws_speeds speeds;                   /* for the cost model; all 0: as measured */
     struct ws_store_ids ids;
+    const struct ws_store_keeper *keeper; /* keeper.h; borrowed; NULL: there is none */
 };
 /* puller: brings the versions (fs/pull/pull.h); borrowed for the store's life. */
 WS_MUST_USE int ws_store_new(struct ws_store **out, const struct ws_puller *puller,

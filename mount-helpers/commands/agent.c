@@ -10,8 +10,8 @@
 #include "transports/base/descriptor_keeper.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
+#include "transports/base/respawn.h"
 #include "transports/base/secret.h"
-#include "transports/base/supervisor.h"
 #include "transports/memory/region.h"
 #include "transports/s3/place.h"
 #include <errno.h>
@@ -398,12 +398,6 @@ static int run_agent(const struct cli_args *args)
     return rc;
 }
 
-static bool may_go_on(void *keeper)
-{
-    (void)keeper;
-    return true;
-}
-
 static void receive(void *keeper)
 {
     ws_descriptor_keeper_receive(keeper);
@@ -420,14 +414,13 @@ static int supervise(bool *is_daemon, struct ws_error *err)
     if (rc < 0)
         return rc;
     (void)ws_region_tmpfs();
-    const struct ws_supervised what = {.name = "the agent",
-                                       .component = "agent",
-                                       .at_end = "its versions are gone",
-                                       .arg = &keeper,
-                                       .next = may_go_on,
-                                       .messages = keeper.ends[0],
-                                       .receive = receive};
-    rc = ws_supervisor_run(&what, is_daemon, err);
+    const struct ws_respawn what = {.name = "the agent",
+                                    .component = "agent",
+                                    .at_end = "its versions are gone",
+                                    .arg = &keeper,
+                                    .messages = keeper.ends[0],
+                                    .receive = receive};
+    rc = ws_respawn_run(&what, is_daemon, err);
     if (*is_daemon)
         ws_descriptor_keeper_serve_this(&keeper);
     else

@@ -1,6 +1,8 @@
 /* wsync mount, umount; also mount(8)'s helper: mount.wsync SOURCE DIR [-sfnv] [-o OPTIONS]. */
 #include "fs/fuse/unmount.h"
+#include "fs/kept.h"
 #include "fs/session.h"
+#include "fs/takeover.h"
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/mounts.h"
 #include "mount-helpers/cli/systemd.h"
@@ -17,6 +19,7 @@ static const struct cli_option mount_options[] = {
      "somebody else mounts, and sends the descriptor: the mount option fuse-socket="},
     {"supervised", 0, NULL,
      "a daemon that dies is replaced, and nobody finds it dead: the mount option supervised"},
+    {"takeover", 0, "DIR", "the supervised mount there goes on with this binary, and nobody finds it gone"},
     {"foreground", 'f', NULL, "serve in this process instead of a daemon"},
     {"list-options", 0, NULL, "print the mount options"},
     {"verbose", 'v', NULL, "accepted for mount(8)"},
@@ -56,6 +59,20 @@ static int add_option(struct ws_mount_options *o, const struct cli_args *args, c
     return ws_mount_options_parse(o, text, err);
 }
 
+static int take_over(const struct cli_args *args)
+{
+    struct ws_error err = {0};
+    char said[WS_ERROR_TEXT];
+    const char *dir = cli_get(args, "takeover");
+    if (cli_words(args) || cli_has(args, "options"))
+        return cli_usage(
+            "--takeover goes with no other option or word: a mount keeps those that it was mounted with");
+    if (ws_takeover(dir, said, &err) < 0)
+        return cli_fail("%s", err.text);
+    printf("%s: %s\n", dir, said);
+    return CLI_OK;
+}
+
 static int run_mount(const struct cli_args *args)
 {
     struct ws_mount_options o;
@@ -63,6 +80,9 @@ static int run_mount(const struct cli_args *args)
     int rc = 0;
     if (cli_has(args, "list-options"))
         return list_options();
+    if (cli_has(args, "takeover"))
+        return take_over(args);
+    ws_kept_begin();
     if (cli_words(args) != 2)
         return cli_usage("a source and a folder are needed: wsync mount http://HOST:18861 /wsync");
     ws_mount_options_init(&o);
@@ -91,6 +111,8 @@ static int run_mount(const struct cli_args *args)
         warn_of_sources(o.mountpoint);
     ws_mount_options_release(&o);
     if (rc < 0)
+        ws_kept_refuse(&err);
+    if (rc < 0)
         return err.code == EINVAL ? cli_usage("%s", err.text) : cli_fail("%s", err.text);
     return CLI_OK;
 }
@@ -99,7 +121,7 @@ const struct cli_command cmd_mount = {
     .name = "mount",
     .summary = "show the versions of a run as files below a folder",
     .synopsis = "[-f] [--serve HOST:PORT] [--supervised] [--fuse-socket PATH] [-o OPTIONS] "
-                "SOURCE[,SOURCE...] DIR|/dev/fd/N",
+                "SOURCE[,SOURCE...] DIR|/dev/fd/N\n--takeover DIR",
     .description =
         "SOURCE is http://HOST:PORT or https://HOST:PORT (an agent), with ;token-file=/PATH behind it where "
         "a token is "
@@ -130,7 +152,9 @@ const struct cli_command cmd_mount = {
         "where engines see "
         "the mount, and need not be here. Whoever mounted it also unmounts it, which ends the daemon.\n\n"
         "With --supervised a daemon that dies is replaced while its mount stays: see A DAEMON THAT DIES in "
-        "wsync-fleet(7).\n\n"
+        "wsync-fleet(7). With --takeover such a mount goes on with the binary that is called, with the "
+        "options "
+        "that it was mounted with: see ANOTHER RELEASE there.\n\n"
         "It raises its soft limit of open files to the hard one (a version has a file descriptor a file, a "
         "connection one); the hard one is LimitNOFILE= of its unit, or ulimit -Hn.\n\n"
         "In fstab: https://HOST:18861 /wsync wsync _netdev,token-file=/etc/wsync/token,group=engines 0 0",
@@ -142,7 +166,8 @@ const struct cli_command cmd_mount = {
         "wsync mount 'https://rack:18863;token-file=/etc/wsync/rack.token,https://trainer:18861' /wsync\n"
         "wsync mount --serve 0.0.0.0:18863 -o derive=actor@fp8-block128,token-file=/etc/wsync/token "
         "https://node0:18861,https://node1:18861 /wsync\n"
-        "mount -t wsync https://trainer:18861 /wsync -o token-file=/etc/wsync/token,group=engines",
+        "mount -t wsync https://trainer:18861 /wsync -o token-file=/etc/wsync/token,group=engines\n"
+        "wsync mount --takeover /wsync",
     .options = mount_options,
     .max_words = 2,
     .run = run_mount,

@@ -1,111 +1,17 @@
-# timeout: 300, takes: 50
+# timeout: 400, takes: 110
 # sanitizers: address
 """Mounts with a supervisor: the daemon dies while others look names up, open, read, map, list and command, and another one takes over."""
-import mmap
-import threading
+import ctypes
 
-from ranks import Rank, expected
-from world import *
+from ranks import Rank
+from supervised import *
 
-ELEMENTS = 1 << 16
 KILLS = int(os.environ.get("SUPERVISED_KILLS", "300" if os.environ.get("LONG") else "15"))
 
 
 @pytest.fixture(autouse=True)
 def passes_through():
-    need_fuse()
-    agent = Agent()
-    if Mount(agent.url).status()["reads"] != "passthrough":
-        pytest.skip("no passthrough on this machine")
-
-
-class Supervised(Mount):
-    """Its process is the supervisor; .daemon is the pid of its daemon."""
-
-    deaths = 1000
-
-    def __init__(self, source, options="", **kw):
-        os.environ["WSYNC_DEATHS"] = str(self.deaths)
-        try:
-            super().__init__(source, "supervised" + (f",{options}" if options else ""), **kw)
-        finally:
-            del os.environ["WSYNC_DEATHS"]
-
-    @property
-    def daemon(self):
-        return int(wait_for(self.children, "a daemon")[0])
-
-    def kill_daemon(self):
-        """Returns when another one answers."""
-        before = self.daemon
-        os.kill(before, signal.SIGKILL)
-        wait_for(lambda: self.alive() and set(self.children()) - {str(before)}, "the next daemon")
-        self.text("status")
-
-    def children(self):
-        with open(f"/proc/{self.pid}/task/{self.pid}/children") as f:
-            return f.read().split()
-
-
-class Strict(Supervised):
-    deaths = 3
-
-
-def published(kind=Supervised, options="", **kw):
-    agent = Agent()
-    folder = checkpoint(SMALL, seed=1)
-    agent.publish("actor", 1, folder)
-    mount = kind(agent.url, options, **kw)
-    mount.wait_version("actor", 1)
-    return agent, folder, mount
-
-
-def has_ended(pid):
-    """Whether or not anybody has collected it."""
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] in "ZX"
-    except FileNotFoundError:
-        return True
-
-
-def same(path, folder):
-    return tensors_of(path + "/model.safetensors") == tensors_of(folder + "/model.safetensors")
-
-
-class User(threading.Thread):
-    """Looks up, opens, reads, maps and lists again and again. .failed: what failed."""
-
-    def __init__(self, mount, version):
-        super().__init__(daemon=True)
-        self.mount, self.version, self.failed, self.n, self.ended = mount, version, [], 0, False
-        at_end(self.stop)
-        self.start()
-
-    def once(self):
-        version = self.version()
-        path = self.mount.file("actor", version, "model.safetensors")
-        got = {n: bytes(t[2]) for n, t in tensors_of(path).items()}
-        assert got == {n: t[2] for n, t in expected(version, ELEMENTS).items()}, "other bytes"
-        with open(path, "rb") as f:
-            with mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) as m:
-                assert len(m[:]) == os.fstat(f.fileno()).st_size
-        assert "model.safetensors" in os.listdir(self.mount.file("actor", version))
-        assert str(version) in os.listdir(self.mount.file("actor")) and "actor" in os.listdir(self.mount.path)
-
-    def run(self):
-        while not self.ended and len(self.failed) < 5:
-            try:
-                self.once()
-            except Exception as e:
-                self.failed.append(repr(e))
-            self.n += 1
-
-    def stop(self):
-        self.ended = True
-        self.join(60 * SLOW)
-        assert not self.is_alive(), "a user of the mount hangs"
-        assert not self.failed, self.failed
+    need_passthrough()
 
 
 def test_killed_again_and_again():
@@ -234,7 +140,7 @@ def test_folders_that_are_mounted_elsewhere():
 def test_commands():
     "a command that the daemon dies over fails, is not run twice, and engines are where they were or where they were to go"
     agent, folder, m = published()
-    engine = Engine(m.file("actor/1"), "--load-delay", "2") if "--load-delay" in wsync("engine", "--help").stdout else Engine(m.file("actor/1"))
+    engine = Engine(m.file("actor/1"), "--slow", "1000")
     m.write(f"engine add e sglang {engine.url}", "actor/ctl")
     m.write("1", "actor/version")
     agent.publish("actor", 2, checkpoint(SMALL, seed=2))
@@ -376,6 +282,85 @@ def test_reload():
         f.write("model actor\npolicy follow-published\n")
     os.kill(m.pid, signal.SIGHUP)
     wait_for(lambda: m.text("actor/policy") == "follow-published\n", "the policy")
+
+
+HANG = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/uio.h>
+#include <unistd.h>
+ssize_t writev(int fd, const struct iovec *v, int n)
+{
+    int pid = 0;
+    FILE *f = fopen(getenv("HANGS"), "r");
+    if (f && fscanf(f, "%d", &pid) == 1 && pid == getpid())
+        for (;;)
+            pause();
+    if (f)
+        fclose(f);
+    return ((ssize_t (*)(int, const struct iovec *, int))dlsym(RTLD_NEXT, "writev"))(fd, v, n);
+}
+"""
+
+
+def looked_at(mount, n):
+    "n threads that look a name up, and what they find"
+    found = []
+    threads = [threading.Thread(target=lambda i=i: found.append(os.path.isdir(mount.file(f"actor/{i % 2 + 1}"))), daemon=True) for i in range(n)]
+    for t in threads:
+        t.start()
+    return threads, found
+
+
+@pytest.mark.parametrize("how", ["stopped", "stuck"])
+def test_hangs(how, monkeypatch):
+    "a daemon that is stopped, and one whose workers all wait for ever, is replaced; who waits is answered"
+    if how == "stuck":
+        if SANITIZER:
+            pytest.skip("a library cannot be loaded before the sanitizer's: not under a sanitizer")
+        library, hangs = unique("hang"), unique("hangs")
+        with open(library + ".c", "w") as f:
+            f.write(HANG)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library + ".so", library + ".c"], check=True)
+        monkeypatch.setenv("HANGS", hangs)
+        monkeypatch.setenv("LD_PRELOAD", library + ".so")
+    agent, folder, m = published(options="hung=6")
+    daemon = m.daemon
+    if how == "stopped":
+        os.kill(daemon, signal.SIGSTOP)
+    else:
+        with open(hangs, "w") as f:
+            f.write(str(daemon))
+    threads, found = looked_at(m, 20)
+    wait_for(lambda: has_ended(daemon), "the daemon to be replaced", 60)
+    for t in threads:
+        t.join(60 * SLOW)
+    assert sorted(found) == [False] * 10 + [True] * 10
+    assert "has not answered for 6 s" in m.text() and same(m.file("actor/1"), folder)
+
+
+@pytest.mark.parametrize("why", ["hung=0", "a debugger", "all were stopped"])
+def test_hangs_and_is_left(why):
+    "a daemon that is stopped stays where that was asked for, where a debugger has it, and where its supervisor was stopped, too"
+    agent, folder, m = published(options="hung=0" if why == "hung=0" else "hung=6")
+    daemon, libc = m.daemon, ctypes.CDLL(None, use_errno=True)
+    if why == "a debugger":
+        assert libc.ptrace(16, daemon, None, None) == 0  # PTRACE_ATTACH, which stops its first thread
+        libc.waitpid(daemon, None, 0x40000000)  # __WALL
+    if why == "all were stopped":
+        os.kill(m.pid, signal.SIGSTOP)
+    if why != "a debugger":
+        os.kill(daemon, signal.SIGSTOP)
+    time.sleep(9)
+    if why == "a debugger":
+        assert libc.ptrace(17, daemon, None, None) == 0  # PTRACE_DETACH
+    os.kill(daemon, signal.SIGCONT)
+    if why == "all were stopped":
+        os.kill(m.pid, signal.SIGCONT)
+    time.sleep(1)
+    assert m.daemon == daemon and not has_ended(daemon) and same(m.file("actor/1"), folder)
 
 
 def test_refused():

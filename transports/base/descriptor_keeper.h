@@ -1,4 +1,4 @@
-/* Descriptor keeper: a store of descriptors (descriptor_store.h) in a process that supervises another one (supervisor.h). It is made before
+/* Descriptor keeper: a store of descriptors (descriptor_store.h) in a process that supervises another one (respawn.h). It is made before
  * the first daemon is forked; each daemon then has the client's side of it. */
 #ifndef WS_TRANSPORTS_BASE_DESCRIPTOR_KEEPER_H
 #define WS_TRANSPORTS_BASE_DESCRIPTOR_KEEPER_H

@@ -421,7 +421,7 @@ int ws_region_renew(struct ws_region *r, uint64_t offset, uint64_t n_bytes, stru
 
 bool ws_region_was_shown(const struct ws_region *r)
 {
-    return atomic_load(&r->shown);
+    return r->kind == WS_REGION_IMPORTED || atomic_load(&r->shown);
 }
 
 /* A yes is kept. A no may have been a moment's (no descriptor, no memory), so the next call tries again. */

@@ -69,7 +69,7 @@ WS_MUST_USE int ws_region_protect(struct ws_region *r, bool writable, struct ws_
  * read-only descriptors must be closed before, and its names removed: the answer holds as long as no process can
  * open it. Imported regions: -EPERM. Does not wait; keeps the lease's SIGIO from the program. */
 WS_MUST_USE int ws_region_idle(const struct ws_region *r);
-/* Could another process ever read it? Then ws_region_idle never returns 0 again. */
+/* Could another process ever read it, as one can an imported region? Then ws_region_idle never returns 0 again. */
 bool ws_region_was_shown(const struct ws_region *r);
 /* Has no other process it open or mapped? 0, -EBUSY and -EPERM as ws_region_idle, whose rules on the caller's own
  * descriptors and names hold, too; but pages of it may be in pipes and sockets, so it may be written only where

@@ -1,5 +1,5 @@
-#include "transports/base/supervisor.h"
-#include "transports/base/clock.h"
+#include "transports/base/respawn.h"
+#include "transports/base/deaths.h"
 #include "transports/base/log.h"
 #include <errno.h>
 #include <poll.h>
@@ -12,45 +12,28 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define DEATHS    3 /* WSYNC_DEATHS says otherwise */
-#define MOST      64
-#define WITHIN_NS (60 * WS_SECOND_NS)
-#define CUT       SIGUSR2 /* from a daemon */
-
-static pid_t supervisor; /* 0: this process has none */
-
 struct watch {
-    const struct ws_supervised *what;
+    const struct ws_respawn *what;
     int signals; /* a descriptor of them */
     pid_t daemon;
-    uint64_t deaths[MOST]; /* when, the last n % MOST */
-    size_t n, most;
+    struct ws_deaths deaths;
     bool ends; /* it was told to */
 };
 
 static void signals(sigset_t *out)
 {
-    static const int of[] = {SIGTERM, SIGINT, SIGHUP, SIGCHLD, CUT};
+    static const int of[] = {SIGTERM, SIGINT, SIGHUP, SIGCHLD};
     sigemptyset(out);
     for (size_t i = 0; i < sizeof(of) / sizeof(of[0]); i++)
         sigaddset(out, of[i]);
-}
-
-static void receive(const struct watch *w)
-{
-    if (w->what->messages >= 0)
-        w->what->receive(w->what->arg);
 }
 
 static void pass_on(struct watch *w, int signal)
 {
     if (signal == SIGCHLD)
         return;
-    if (signal == CUT && w->what->cut)
-        w->what->cut(w->what->arg);
-    w->ends = w->ends || signal == SIGTERM || signal == SIGINT || signal == CUT;
-    if (signal != CUT)
-        (void)kill(w->daemon, signal);
+    w->ends = w->ends || signal == SIGTERM || signal == SIGINT;
+    (void)kill(w->daemon, signal);
 }
 
 /* The daemon's wait status, once it has ended. What it has sent before is received. */
@@ -61,27 +44,13 @@ static int wait_for_end(struct watch *w)
     int status;
     for (;;) {
         const pid_t got = waitpid(w->daemon, &status, WNOHANG);
-        receive(w);
+        w->what->receive(w->what->arg);
         if (got == w->daemon)
             return status;
         if (poll(fds, 2, -1) > 0 && fds[0].revents &&
             read(w->signals, &info, sizeof(info)) == (ssize_t)sizeof(info))
             pass_on(w, (int)info.ssi_signo);
     }
-}
-
-static size_t most_deaths(void)
-{
-    const char *text = getenv("WSYNC_DEATHS");
-    const unsigned long n = text ? strtoul(text, NULL, 10) : DEATHS;
-    return n < 1 ? 1 : n;
-}
-
-static bool died_often(struct watch *w)
-{
-    const uint64_t now = ws_clock_ns();
-    w->deaths[w->n++ % MOST] = now;
-    return w->most <= MOST && w->n >= w->most && now - w->deaths[(w->n - w->most) % MOST] < WITHIN_NS;
 }
 
 /* 0: another one is to be started. */
@@ -96,45 +65,41 @@ static int judge(struct watch *w, int status, bool *is_over, struct ws_error *er
     const char *how = strsignal(WTERMSIG(status));
     if (w->ends)
         return ws_error_set(err, EINTR, "the daemon of %s was told to end, and died: %s", name, how);
-    if (died_often(w))
+    ws_deaths_add(&w->deaths);
+    if (ws_deaths_were(&w->deaths, w->deaths.most))
         return ws_error_set(err, EIO,
                             "the daemon of %s has died %zu times within %llu s, the last time of: %s; %s",
-                            name, w->most, WITHIN_NS / WS_SECOND_NS, how, w->what->at_end);
+                            name, w->deaths.most, WS_DEATHS_WITHIN_NS / WS_SECOND_NS, how, w->what->at_end);
     ws_log(WS_LOG_ERROR, w->what->component,
            "the daemon has died, and another one takes over at=%s signal=\"%s\"", name, how);
     *is_over = false;
     return 0;
 }
 
-/* In each daemon and in the supervisor as ws_supervisor_run. */
+/* In each daemon and in the supervisor as ws_respawn_run. */
 static int supervise(struct watch *w, bool *is_daemon, struct ws_error *err)
 {
     bool is_over = false;
     int rc = 0;
-    const pid_t me = getpid();
     while (rc == 0 && !is_over) {
-        if (!w->what->next(w->what->arg))
-            return ws_error_set(err, EAGAIN, "too many daemons of %s have died: start it anew",
-                                w->what->name);
         w->daemon = fork();
         if (w->daemon < 0)
             return ws_error_set(err, errno, "cannot start a daemon for %s: %s", w->what->name,
                                 strerror(errno));
         *is_daemon = w->daemon == 0;
-        if (*is_daemon) {
-            supervisor = me;
+        if (*is_daemon)
             return 0;
-        }
         (void)prctl(PR_SET_NAME, "wsync-keeps");
         rc = judge(w, wait_for_end(w), &is_over, err);
     }
     return rc;
 }
 
-int ws_supervisor_run(const struct ws_supervised *what, bool *is_daemon, struct ws_error *err)
+int ws_respawn_run(const struct ws_respawn *what, bool *is_daemon, struct ws_error *err)
 {
-    struct watch w = {.what = what, .most = most_deaths()};
+    struct watch w = {.what = what};
     sigset_t set, before;
+    ws_deaths_init(&w.deaths);
     signals(&set);
     *is_daemon = false;
     w.signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -146,10 +111,4 @@ int ws_supervisor_run(const struct ws_supervised *what, bool *is_daemon, struct 
     if (*is_daemon)
         pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc;
-}
-
-void ws_supervisor_cut(void)
-{
-    if (supervisor && getppid() == supervisor)
-        (void)kill(supervisor, CUT);
 }
