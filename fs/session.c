@@ -353,11 +353,8 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
 /* libfuse takes the descriptor over. */
 static int use_given(struct ws_fs *fs, struct ws_error *err)
 {
-    struct ws_mount_options *o = &fs->options;
+    const struct ws_mount_options *o = &fs->options;
     char name[32];
-    int rc = o->given < 0 ? ws_given_receive(o->given_socket, &o->given, err) : 0;
-    if (rc < 0)
-        return rc;
     (void)fcntl(o->given, F_SETFD, FD_CLOEXEC);
     snprintf(name, sizeof(name), "/dev/fd/%d", o->given);
     return fuse_session_mount(fs->session, name) == 0
@@ -710,11 +707,19 @@ static int run_behind(void *arg, int ready_pipe, struct ws_error *err)
     return run(arg, NULL, ready_pipe, err);
 }
 
-int ws_session_run(const struct ws_mount_options *o, void (*ready)(void), struct ws_error *err)
+/* The wait for a descriptor comes first, while signals end the process. */
+int ws_session_run(const struct ws_mount_options *options, void (*ready)(void), struct ws_error *err)
 {
-    int rc = ws_mount_options_is_given(o) ? 0 : ws_place_check(o->mountpoint, err);
+    struct ws_mount_options o = *options;
+    const bool receives = o.given < 0 && o.given_socket;
+    int rc = receives                        ? ws_given_receive(o.given_socket, &o.given, err)
+             : ws_mount_options_is_given(&o) ? 0
+                                             : ws_place_check(o.mountpoint, err);
     if (rc < 0)
         return rc;
-    const struct ws_background b = {.log_file = o->log_file, .run = run_behind, .arg = (void *)(uintptr_t)o};
-    return o->foreground ? run(o, ready, -1, err) : ws_background_run(&b, err);
+    const struct ws_background b = {.log_file = o.log_file, .run = run_behind, .arg = &o};
+    rc = o.foreground ? run(&o, ready, -1, err) : ws_background_run(&b, err);
+    if (receives && !o.foreground)
+        close(o.given); /* the daemon has it */
+    return rc;
 }
