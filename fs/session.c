@@ -199,7 +199,7 @@ struct starter {
     int rc;         /* of the look at the mount */
 };
 
-/* A mount that somebody else makes cannot be looked at: it is there once the kernel has begun to talk. */
+/* What cannot be looked at, as a mount that somebody else makes, is there once the kernel has begun to talk. */
 static int wait_begun(const struct ws_fs *fs)
 {
     const struct timespec wait = {.tv_nsec = WS_MS_NS};
@@ -220,7 +220,8 @@ static void *finish_start(void *arg)
     char path[4200];
     const bool given = ws_mount_options_is_given(&fs->options);
     snprintf(path, sizeof(path), "%s/status", fs->options.mountpoint);
-    s->rc = given ? wait_begun(fs) : ws_outside_stat(path);
+    const bool has_begun = given || ws_life_number(fs->life) > 0; /* it may be at another path alone by now */
+    s->rc = has_begun ? wait_begun(fs) : ws_outside_stat(path);
     if (s->rc < 0) {
         end_connection(fs);
         return NULL;

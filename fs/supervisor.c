@@ -94,9 +94,11 @@ int ws_supervisor_run(struct ws_life *life, const char *what, void (*cut)(void *
 {
     struct watch w = {.most = most_deaths(), .cut = cut, .arg = arg};
     sigset_t set, before;
+    char name[16]; /* of PR_GET_NAME */
     bool is_over = false;
     int rc = 0;
     signals(&set);
+    (void)prctl(PR_GET_NAME, name);
     *is_daemon = false;
     const pid_t me = getpid();
     pthread_sigmask(SIG_BLOCK, &set, &before);
@@ -109,6 +111,7 @@ int ws_supervisor_run(struct ws_life *life, const char *what, void (*cut)(void *
         if (w.daemon == 0) {
             supervisor = me;
             *is_daemon = true;
+            (void)prctl(PR_SET_NAME, name);
             pthread_sigmask(SIG_SETMASK, &before, NULL);
             return 0;
         }

@@ -202,7 +202,7 @@ def test_told_to_end_while_it_waits(how):
     "who waits for a driver is ended by a signal, and nothing is left that would take its descriptor"
     need_fuse()
     path = os.path.join(open_to_all(), "s")
-    driver(path, (b"x", []), close=False)
+    kept = driver(path, (b"x", []), close=False)
     p = subprocess.Popen([WSYNC, "mount", *(["-f"] if "fore" in how else []), "-o", f"state=none,fuse-socket={path}", f"dir:{TESTDIR}", "/wsync"],
                          start_new_session=True)
     at_end(p.wait)
@@ -211,6 +211,8 @@ def test_told_to_end_while_it_waits(how):
     p.send_signal(signal.SIGINT)
     assert p.wait(20 * SLOW) == -signal.SIGINT
     assert not processes_with(path)
+    for c in kept:
+        c.close()
 
 
 def test_killed():
