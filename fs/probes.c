@@ -2,6 +2,7 @@
 #include "fs/engines/control.h"
 #include "fs/switch/adapter_steps.h"
 #include "transports/base/log.h"
+#include "transports/base/name.h"
 #include "transports/base/text.h"
 #include "transports/http/page/page.h"
 #include "transports/http/server.h"
@@ -238,12 +239,12 @@ static void serve_ready(void *self, struct ws_http_incoming *in, struct ws_http_
     const size_t n = slash ? (size_t)(slash - path) : strlen(path);
     char model[WS_MAX_NAME + 1];
     uint64_t behind = 0;
-    if (n == 0 || n > WS_MAX_NAME || (word && ws_text_u64(word, &behind))) {
+    snprintf(model, sizeof(model), "%.*s", (int)n, path);
+    if (n > WS_MAX_NAME || !ws_name_is_offered(model) || (word && ws_text_u64(word, &behind))) {
         a->status = 400;
         a->json = json_pack("{s:s}", "error", "ask for /ready/MODEL[/ENGINE][?behind=N]");
         return;
     }
-    snprintf(model, sizeof(model), "%.*s", (int)n, path);
     a->status =
         check_model(p->control, model, slash && slash[1] ? slash + 1 : NULL, word ? &behind : NULL, &a->json);
 }

@@ -201,7 +201,7 @@ struct starter {
     int rc;         /* of the look at the mount */
 };
 
-/* A mount that somebody else makes cannot be looked at: it is there once the kernel has begun to talk. */
+/* What cannot be looked at, as a mount that somebody else makes, is there once the kernel has begun to talk. */
 static int wait_begun(const struct ws_fs *fs)
 {
     const struct timespec wait = {.tv_nsec = WS_MS_NS};
@@ -235,7 +235,8 @@ static void *finish_start(void *arg)
     struct ws_error why;
     const bool given = ws_mount_options_is_given(&fs->options);
     snprintf(path, sizeof(path), "%s/status", fs->options.mountpoint);
-    s->rc = given ? wait_begun(fs) : ws_outside_stat(path);
+    const bool has_begun = given || ws_life_number(fs->life) > 0; /* it may be at another path alone by now */
+    s->rc = has_begun ? wait_begun(fs) : ws_outside_stat(path);
     if (s->rc < 0) {
         (void)unseen(s, &why);
         ws_supervisor_give_up(&why);
@@ -380,13 +381,6 @@ static int use_connection(struct ws_fs *fs, int fd, struct ws_error *err)
                : ws_error_set(err, EIO, "libfuse did not take descriptor %d, and said why above", fd);
 }
 
-static int use_given(struct ws_fs *fs, struct ws_error *err)
-{
-    struct ws_mount_options *o = &fs->options;
-    const int rc = o->given < 0 ? ws_given_receive(o->given_socket, &o->given, err) : 0;
-    return rc < 0 ? rc : use_connection(fs, o->given, err);
-}
-
 /* What a supervisor had before it became this binary. */
 static int use_kept(struct ws_fs *fs, const struct ws_kept *k, struct ws_error *err)
 {
@@ -446,7 +440,9 @@ static int start_session(struct ws_fs *fs, struct ws_error *err)
     if (!fs->session)
         return ws_error_set(err, EIO, "libfuse did not start a session");
     const struct ws_kept *kept = ws_kept();
-    int rc = kept ? use_kept(fs, kept, err) : given ? use_given(fs, err) : mount_session(fs, err);
+    int rc = kept    ? use_kept(fs, kept, err)
+             : given ? use_connection(fs, fs->options.given, err)
+                     : mount_session(fs, err);
     if (rc < 0 || given || kept)
         return rc;
     rc = ws_place_record(&fs->place, o->mountpoint, fuse_session_fd(fs->session));
@@ -804,13 +800,21 @@ static int run_kept(const struct ws_mount_options *o, void (*ready)(void), struc
     _exit(rc < 0);
 }
 
-int ws_session_run(const struct ws_mount_options *o, void (*ready)(void), struct ws_error *err)
+/* The wait for a descriptor comes first, while signals end the process. */
+int ws_session_run(const struct ws_mount_options *options, void (*ready)(void), struct ws_error *err)
 {
     if (ws_kept())
-        return run_kept(o, ready, err);
-    int rc = ws_mount_options_is_given(o) ? 0 : ws_place_check(o->mountpoint, err);
+        return run_kept(options, ready, err);
+    struct ws_mount_options o = *options;
+    const bool receives = o.given < 0 && o.given_socket;
+    int rc = receives                        ? ws_given_receive(o.given_socket, &o.given, err)
+             : ws_mount_options_is_given(&o) ? 0
+                                             : ws_place_check(o.mountpoint, err);
     if (rc < 0)
         return rc;
-    const struct ws_background b = {.log_file = o->log_file, .run = run_behind, .arg = (void *)(uintptr_t)o};
-    return o->foreground ? run(o, ready, -1, err) : ws_background_run(&b, err);
+    const struct ws_background b = {.log_file = o.log_file, .run = run_behind, .arg = &o};
+    rc = o.foreground ? run(&o, ready, -1, err) : ws_background_run(&b, err);
+    if (receives && !o.foreground)
+        close(o.given); /* the daemon has it */
+    return rc;
 }

@@ -525,10 +525,12 @@ int ws_supervisor_run(const struct ws_supervisor_options *o, bool *is_daemon, st
                       .has_answered = true,
                       .regions = ws_kept_take_regions()};
     sigset_t set, before;
+    char name[16]; /* of PR_GET_NAME */
     bool is_over = false;
     int rc = 0;
     ws_deaths_init(&w.deaths);
     signals(&set);
+    (void)prctl(PR_GET_NAME, name);
     *is_daemon = false;
     pthread_sigmask(SIG_BLOCK, &set, &before);
     w.signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -552,9 +554,11 @@ int ws_supervisor_run(const struct ws_supervisor_options *o, bool *is_daemon, st
         answer(&w, ESHUTDOWN, "the mount has ended meanwhile");
     }
     leave(&w);
-    if (*is_daemon)
+    if (*is_daemon) {
+        (void)prctl(PR_SET_NAME, name);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
-    else if (k->dev)
+    } else if (k->dev) {
         ws_takeover_unlisten(k->dev);
+    }
     return rc;
 }

@@ -2,11 +2,13 @@
 #include "mount-helpers/cli/cli.h"
 #include "mount-helpers/cli/version.h"
 #include "transports/http/transfer.h"
+#include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct cli_command *const commands[] = {
     &cmd_agent,  &cmd_publish, &cmd_mount,   &cmd_umount,  &cmd_export, &cmd_ls,
@@ -71,12 +73,25 @@ static void keep_memory_small(void)
     (void)mallopt(M_ARENA_MAX, 2);
 }
 
+/* Where a standard stream is closed, what is opened first would take its place, and get what is printed. Reading or
+ * writing the stream fails as before. */
+static void hold_standard_streams(void)
+{
+    int fd;
+    do
+        fd = open("/dev/null", O_PATH);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        (void)close(fd);
+}
+
 int main(int argc, char **argv)
 {
     const char *base = strrchr(argv[0], '/');
     base = base ? base + 1 : argv[0];
     int code;
     (void)signal(SIGCHLD, SIG_DFL); /* who started us may ignore it, and then no child can be waited for */
+    hold_standard_streams();
     keep_memory_small();
     ws_http_hide_curl();
     if (!strcmp(base, "mount.wsync") || !strcmp(base, "mount.fuse.wsync")) {

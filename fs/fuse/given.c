@@ -33,6 +33,8 @@ int ws_given_number(const char *mountpoint)
 int ws_given_check(int fd, struct ws_error *err)
 {
     struct stat st;
+    if (fd <= STDERR_FILENO)
+        return ws_error_set(err, EINVAL, "descriptor %d is a standard stream; pass one from 3 on", fd);
     if (fstat(fd, &st) != 0)
         return ws_error_set(err, EINVAL, "descriptor %d is not open; let this process inherit it", fd);
     if (!S_ISCHR(st.st_mode) || st.st_rdev != FUSE_DEV || (fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR)

@@ -36,6 +36,16 @@ def test_usage():
         assert r.returncode == 2 and word in r.stderr, (args, r.returncode, r.stderr)
 
 
+def test_closed_streams():
+    "where standard streams are closed nothing takes their places: a daemon in the background starts, and what is printed fails"
+    need_fuse()
+    place = open_to_all()
+    subprocess.run(f"exec {WSYNC} mount -o state=none dir:{TESTDIR} {place} <&- >&- 2>&-", shell=True, timeout=60 * SLOW, check=True)
+    at_end(wsync, "umount", place)
+    assert os.path.exists(place + "/status")
+    assert subprocess.run(f"exec {WSYNC} version >&-", shell=True, capture_output=True, text=True).returncode == 1
+
+
 def test_numbers():
     "each number has its bounds, and the error for a number outside names them"
     for args in (("publish", "-m", "a", "-v", "1", "--wait-loaded", "4294968", "x"), ("publish", "-m", "a", "-v", "9223372036854775808", "x"),

@@ -166,6 +166,7 @@ def test_refused():
     assert "descriptor 99 is not open" in refused(None, name="/dev/fd/99")
     assert f"descriptor {plain} is not /dev/fuse" in refused(plain)
     assert "is not mounted" in refused(fuse)
+    assert "descriptor 0 is a standard stream" in refused(None, name="/dev/fd/0")
     assert "descriptor already" in refused(fuse, options=f"state=none,fuse-fd={fuse}")
     assert "exclude each other" in refused(fuse, options=f"state=none,fuse-fd={fuse},fuse-socket=/x", name="/wsync")
     assert "reads=link" in refused(fuse, options="state=none,reads=link")
@@ -183,6 +184,33 @@ def test_socket_refused(what):
     kept = driver(path, (b"x", file), close=what != "silence")
     said = refused(None, "--fuse-socket", path, name="/wsync", timeout=60)
     assert {"nothing": "closed the connection without", "a file": "is not /dev/fuse", "silence": "in 30 s"}[what] in said, said
+    for c in kept:
+        c.close()
+
+
+def processes_with(word):
+    """Pids of those that have it in a word of their command line."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as f:
+            found += [pid] if word.encode() in f.read() else []
+    return found
+
+
+@pytest.mark.parametrize("how", ["in the foreground", "in the background"])
+def test_told_to_end_while_it_waits(how):
+    "who waits for a driver is ended by a signal, and nothing is left that would take its descriptor"
+    need_fuse()
+    path = os.path.join(open_to_all(), "s")
+    kept = driver(path, (b"x", []), close=False)
+    p = subprocess.Popen([WSYNC, "mount", *(["-f"] if "fore" in how else []), "-o", f"state=none,fuse-socket={path}", f"dir:{TESTDIR}", "/wsync"],
+                         start_new_session=True)
+    at_end(p.wait)
+    at_end(p.kill)
+    wait_for(lambda: any(os.readlink(f"/proc/{p.pid}/fd/{n}").startswith("socket:") for n in os.listdir(f"/proc/{p.pid}/fd")), "it to connect")
+    p.send_signal(signal.SIGINT)
+    assert p.wait(20 * SLOW) == -signal.SIGINT
+    assert not processes_with(path)
     for c in kept:
         c.close()
 

@@ -26,7 +26,9 @@ def test_ready():
         agent.publish("actor", v, f)
     mount = Mount(agent.url, f"listen=127.0.0.1:{port}")
     mount.wait_version("actor", 2)
-    assert get(port, "/ready/actor")[0] == 404
+    assert get(port, "/ready/actor")[0] == get(port, "/ready/actor@fp8-block128")[0] == 404
+    for name in ("%ff", "%c3", "..", "a" * 256):  # no model's, and of bytes that JSON has not
+        assert get(port, f"/ready/{name}")[0] == 400, name
     sglang, vllm = Engine(folders[1]), Engine(folders[1], api="vllm")
     mount.write(f"engine add s sglang {sglang.url}", "actor/ctl")
     mount.write(f"engine add v vllm {vllm.url}", "actor/ctl")

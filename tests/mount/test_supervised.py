@@ -137,6 +137,22 @@ def test_folders_that_are_mounted_elsewhere():
     assert "config.json" in out and str(os.path.getsize(m.file("actor/1/model.safetensors"))) in out, out
 
 
+def test_its_path_is_gone():
+    "a mount that was unmounted lazily and is left at another place is served by the next daemon, too; it is called as the first"
+    agent, folder, m = published()
+    place = open_to_all()
+    subprocess.run(["mount", "--bind", m.path, place], check=True)
+    at_end(subprocess.run, ["umount", "-l", place], stderr=subprocess.DEVNULL)
+    wsync("umount", "--lazy", m.path)
+    before = m.daemon
+    os.kill(before, signal.SIGKILL)
+    assert same(place + "/actor/1", folder)
+    with open(f"/proc/{m.daemon}/comm") as f:
+        assert f.read() == "wsync\n"
+    subprocess.run(["umount", place], check=True)
+    assert m.process.wait(30 * SLOW) == 0, m.text()
+
+
 def test_commands():
     "a command that the daemon dies over fails, is not run twice, and engines are where they were or where they were to go"
     agent, folder, m = published()
