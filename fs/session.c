@@ -173,32 +173,33 @@ static void end_connection(struct ws_fs *fs)
     pthread_mutex_unlock(&one_at_a_time);
 }
 
+struct starter {
+    struct ws_fs *fs;
+    void (*ready)(void);
+    int ready_pipe;      /* pipe to the parent; -1: none */
+    int rc;              /* of the look at the mount */
+    atomic_bool is_over; /* the session's loop, whose end libfuse tells only until it has returned */
+};
+
 /* A reader may have a former daemon's answer, and not have looked at what is passed through by it yet. */
-static void close_former(struct ws_fs *fs)
+static void close_former(const struct starter *s)
 {
     const struct timespec wait = {.tv_nsec = 20 * WS_MS_NS};
     const uint64_t until = ws_clock_ns() + FORMER_NS;
     if (ws_life_former_passed() == 0)
         return;
-    while (ws_clock_ns() < until && !fuse_session_exited(fs->session))
+    while (ws_clock_ns() < until && !atomic_load(&s->is_over))
         (void)nanosleep(&wait, NULL);
-    if (!fuse_session_exited(fs->session))
-        ws_version_cache_close_former(fs, ws_life_former_passed());
+    if (!atomic_load(&s->is_over))
+        ws_version_cache_close_former(s->fs, ws_life_former_passed());
 }
 
-struct starter {
-    struct ws_fs *fs;
-    void (*ready)(void);
-    int ready_pipe; /* pipe to the parent; -1: none */
-    int rc;         /* of the look at the mount */
-};
-
 /* A mount that somebody else makes cannot be looked at: it is there once the kernel has begun to talk. */
-static int wait_begun(const struct ws_fs *fs)
+static int wait_begun(const struct starter *s)
 {
     const struct timespec wait = {.tv_nsec = WS_MS_NS};
-    for (unsigned ms = 0; ms < BEGIN_MS && !fuse_session_exited(fs->session); ms++) {
-        if (atomic_load(&fs->has_begun))
+    for (unsigned ms = 0; ms < BEGIN_MS && !atomic_load(&s->is_over); ms++) {
+        if (atomic_load(&s->fs->has_begun))
             return 0;
         (void)nanosleep(&wait, NULL);
     }
@@ -214,7 +215,7 @@ static void *finish_start(void *arg)
     char path[4200];
     const bool given = ws_mount_options_is_given(&fs->options);
     snprintf(path, sizeof(path), "%s/status", fs->options.mountpoint);
-    s->rc = given ? wait_begun(fs) : ws_outside_stat(path);
+    s->rc = given ? wait_begun(s) : ws_outside_stat(path);
     if (s->rc < 0) {
         end_connection(fs);
         return NULL;
@@ -243,7 +244,7 @@ static void *finish_start(void *arg)
         s->ready();
     ws_log(WS_LOG_INFO, "mount", "serving at=%s source=%s reads=%s", fs->options.mountpoint,
            fs->options.source, fs->mode_text);
-    close_former(fs);
+    close_former(s);
     return NULL;
 }
 
@@ -548,6 +549,7 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     if (config)
         fuse_loop_cfg_destroy(config);
     ws_ending_over(ending);
+    atomic_store(&s->is_over, true);
     end_connection(fs);
     if (started)
         pthread_join(thread, NULL);

@@ -1,5 +1,6 @@
 #include "fs/fuse/life.h"
 #include "fs/fuse/fs.h"
+#include "transports/base/clock.h"
 #include "transports/base/limits.h"
 #include "transports/base/log.h"
 #include <errno.h>
@@ -7,13 +8,15 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MODELS       512
 #define VERSIONS     4096 /* a ring */
 #define INIT_BYTES   512
-#define OP_INIT      26 /* linux/fuse.h */
-#define NOTIFY_AGAIN 7  /* FUSE_NOTIFY_RESEND, which older headers lack */
+#define OP_INIT      26   /* linux/fuse.h */
+#define NOTIFY_AGAIN 7    /* FUSE_NOTIFY_RESEND, which older headers lack */
+#define AT_ONCE      4096 /* what a request has but for writes of more; see read_request */
 #define SIDE_SHIFT   32
 #define HANDLE_SHIFT 48 /* of pointers, which have 47 bits */
 #define POINTER      ((1ULL << HANDLE_SHIFT) - 1)
@@ -53,8 +56,8 @@ struct ws_life {
 };
 
 /* Of this process, which has one session. */
-static atomic_bool begins_again; /* the next read is the INIT */
-static _Atomic(uint64_t) init_unique;
+static atomic_bool begins_again;      /* the next read is the INIT */
+static _Atomic(uint64_t) init_unique; /* until it is answered */
 static int former_passed;
 
 struct ws_life *ws_life_new(void)
@@ -85,9 +88,21 @@ unsigned ws_life_number(const struct ws_life *l)
 
 /* --- the session's reads and writes --- */
 
+/* A kernel that has begun before has requests for the other threads at once, and libfuse fails all that come before it is through with
+ * the INIT. Threads are cancelled here at the session's end. */
+static void wait_until_begun(const struct ws_fs *fs)
+{
+    const struct timespec step = {.tv_nsec = WS_MS_NS};
+    while (atomic_load(&init_unique) && !fuse_session_exited(fs->session))
+        (void)nanosleep(&step, NULL);
+}
+
+/* Where the memory is there before: the kernel fails a request of which it could not copy the first page to a daemon that was killed meanwhile,
+ * and has it sent again otherwise. */
 static ssize_t read_request(int fd, void *buf, size_t room, void *arg)
 {
-    struct ws_life *l = ((const struct ws_fs *)arg)->life;
+    const struct ws_fs *fs = arg;
+    struct ws_life *l = fs->life;
     const struct in_header *head = buf;
     if (atomic_exchange(&begins_again, false)) {
         const size_t n = atomic_load(&l->init_bytes);
@@ -95,6 +110,8 @@ static ssize_t read_request(int fd, void *buf, size_t room, void *arg)
         atomic_store(&init_unique, head->unique);
         return (ssize_t)n;
     }
+    wait_until_begun(fs);
+    memset(buf, 0, room < AT_ONCE ? room : AT_ONCE);
     const ssize_t n = read(fd, buf, room);
     if (n >= (ssize_t)sizeof(*head) && head->op == OP_INIT && n <= INIT_BYTES) {
         memcpy(l->init, buf, (size_t)n);
