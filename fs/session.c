@@ -354,6 +354,8 @@ static int use_given(struct ws_fs *fs, struct ws_error *err)
     if (rc < 0)
         return rc;
     (void)fcntl(o->given, F_SETFD, FD_CLOEXEC);
+    (void)fcntl(o->given, F_SETFL,
+                fcntl(o->given, F_GETFL) & ~O_NONBLOCK); /* libfuse takes EAGAIN for the end */
     snprintf(name, sizeof(name), "/dev/fd/%d", o->given);
     return fuse_session_mount(fs->session, name) == 0
                ? 0
@@ -710,6 +712,11 @@ int ws_session_run(const struct ws_mount_options *o, void (*ready)(void), struct
     int rc = ws_mount_options_is_given(o) ? 0 : ws_place_check(o->mountpoint, err);
     if (rc < 0)
         return rc;
+    if (!o->foreground && o->given >= 0 && o->given <= STDERR_FILENO)
+        return ws_error_set(err, EINVAL,
+                            "descriptor %d is that of a standard stream, which a daemon in the background "
+                            "has its own for: pass another, or add --foreground",
+                            o->given);
     const struct ws_background b = {.log_file = o->log_file, .run = run_behind, .arg = (void *)(uintptr_t)o};
     return o->foreground ? run(o, ready, -1, err) : ws_background_run(&b, err);
 }

@@ -2,6 +2,7 @@
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,9 +13,9 @@
 #define DEATHS    3 /* WSYNC_DEATHS says otherwise */
 #define MOST      64
 #define WITHIN_NS (60 * WS_SECOND_NS)
-#define CUT       SIGUSR2 /* from a daemon */
+#define CUT       SIGUSR2 /* a daemon wrote to its end of the pipe: another user's cannot signal */
 
-static pid_t supervisor; /* 0: this process has none */
+static int cutting = -1; /* a daemon's end; -1: this process has no supervisor */
 
 struct watch {
     pid_t daemon;
@@ -89,17 +90,33 @@ static int judge(struct watch *w, int status, const char *what, bool *is_over, s
     return 0;
 }
 
+/* One end signals this process what is written into the other. */
+static int pipe_of_daemons(int ends[2])
+{
+    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
+        return -errno;
+    if (fcntl(ends[0], F_SETOWN, getpid()) == 0 && fcntl(ends[0], F_SETSIG, CUT) == 0 &&
+        fcntl(ends[0], F_SETFL, O_ASYNC | O_NONBLOCK) == 0)
+        return 0;
+    const int rc = -errno;
+    close(ends[0]);
+    close(ends[1]);
+    return rc;
+}
+
 int ws_supervisor_run(struct ws_life *life, const char *what, void (*cut)(void *arg), void *arg,
                       bool *is_daemon, struct ws_error *err)
 {
     struct watch w = {.most = most_deaths(), .cut = cut, .arg = arg};
     sigset_t set, before;
     bool is_over = false;
-    int rc = 0;
+    int ends[2];
     signals(&set);
     *is_daemon = false;
-    const pid_t me = getpid();
     pthread_sigmask(SIG_BLOCK, &set, &before);
+    int rc = pipe_of_daemons(ends);
+    if (rc < 0)
+        return ws_error_set(err, -rc, "cannot make a pipe for the daemons of %s: %s", what, strerror(-rc));
     while (rc == 0 && !is_over) {
         if (!ws_life_next(life))
             return ws_error_set(err, EAGAIN, "%d daemons of %s have died: mount it anew", WS_LIVES, what);
@@ -107,7 +124,8 @@ int ws_supervisor_run(struct ws_life *life, const char *what, void (*cut)(void *
         if (w.daemon < 0)
             return ws_error_set(err, errno, "cannot start a daemon for %s: %s", what, strerror(errno));
         if (w.daemon == 0) {
-            supervisor = me;
+            close(ends[0]);
+            cutting = ends[1];
             *is_daemon = true;
             pthread_sigmask(SIG_SETMASK, &before, NULL);
             return 0;
@@ -120,6 +138,6 @@ int ws_supervisor_run(struct ws_life *life, const char *what, void (*cut)(void *
 
 void ws_supervisor_cut(void)
 {
-    if (supervisor && getppid() == supervisor)
-        (void)kill(supervisor, CUT);
+    if (cutting >= 0 && write(cutting, "", 1) != 1)
+        ws_log(WS_LOG_DEBUG, "mount", "the supervisor is gone");
 }

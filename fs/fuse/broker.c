@@ -73,6 +73,8 @@ static int answer_to(const struct request *r, int fd, const struct ws_place *pla
     return -EINVAL;
 }
 
+/* It ends with the mount, or else its descriptor would keep the connection, and who waits for the daemon, though that has given its own
+ * up. */
 static void serve(const struct ws_place *mounted)
 {
     struct ws_place place = *mounted;
@@ -83,7 +85,7 @@ static void serve(const struct ws_place *mounted)
         const int rc = answer_to(&r, fd, &place);
         if (fd >= 0)
             close(fd);
-        if (send(SOCK, &rc, sizeof(rc), MSG_NOSIGNAL) != (ssize_t)sizeof(rc))
+        if (send(SOCK, &rc, sizeof(rc), MSG_NOSIGNAL) != (ssize_t)sizeof(rc) || r.call == CALL_DETACH)
             return;
     }
 }

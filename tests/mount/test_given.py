@@ -67,6 +67,33 @@ def test_without_privileges(how):
     assert ended(m) == 0, m.text()
 
 
+def test_never_waits():
+    "a descriptor that whoever opened it uses without waiting (O_NONBLOCK), as Go's programs do, is waited for here"
+    agent, folder = published()
+    fd, place = mounted()
+    os.set_blocking(fd, False)
+    m = Given(agent.url, place, fd=fd).wait()
+    wait_for(lambda: os.path.isdir(m.file("actor/1")), "the version")
+    assert same(m, folder)
+    assert unmount(place)
+    assert ended(m) == 0, m.text()
+
+
+def test_standard_input():
+    "descriptor 0 is served in the foreground, and is refused in the background, where it is the daemon's own"
+    agent, folder = published()
+    fd, place = mounted()
+    words = ["-o", "state=none", agent.url, "/dev/fd/0"]
+    r = subprocess.run([WSYNC, "mount", *words], stdin=fd, capture_output=True, text=True, timeout=30 * SLOW)
+    assert r.returncode == 2 and "standard stream" in r.stderr, r
+    m = subprocess.Popen([WSYNC, "mount", "-f", *words], stdin=fd)
+    at_end(m.kill)
+    os.close(fd)
+    wait_for(lambda: os.path.isdir(place + "/actor/1"), "the version")
+    assert unmount(place)
+    assert m.wait(20 * SLOW) == 0
+
+
 def test_switch():
     "an engine reads by the name that the mount was told, and is switched; a daemon that is told to end does"
     agent, folder = published()
