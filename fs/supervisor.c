@@ -1,4 +1,5 @@
 #include "fs/supervisor.h"
+#include "fs/ending.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include <errno.h>
@@ -28,10 +29,9 @@ struct watch {
 
 static void signals(sigset_t *out)
 {
-    static const int of[] = {SIGTERM, SIGINT, SIGHUP, SIGCHLD, CUT};
-    sigemptyset(out);
-    for (size_t i = 0; i < sizeof(of) / sizeof(of[0]); i++)
-        sigaddset(out, of[i]);
+    ws_ending_signals(out);
+    sigaddset(out, SIGCHLD);
+    sigaddset(out, CUT);
 }
 
 /* The daemon's wait status, once it has ended. */

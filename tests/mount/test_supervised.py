@@ -241,6 +241,15 @@ def test_ends_of_children_are_ignored():
     assert same(m.file("actor/1"), folder)
 
 
+def test_ignored_signal_is_no_end():
+    "a signal that its parent had ignored, as shells do for what they start in the background, tells nobody to end: a daemon that dies is replaced"
+    agent, folder, m = published(type("Ignoring", (Supervised,), {"prefix": ("env", "--ignore-signal=INT")}))
+    os.kill(m.pid, signal.SIGINT)
+    m.kill_daemon()
+    m.wait_version("actor", 1)
+    assert same(m.file("actor/1"), folder)
+
+
 SLOW_FIRST = """#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
