@@ -21,8 +21,7 @@ struct ws_ending {
     bool controls;             /* control has not been ended */
 };
 
-/* Those that end the process, except where its parent had them ignored, as nohup does. */
-static void ending_signals(sigset_t *out)
+void ws_ending_signals(sigset_t *out)
 {
     static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
     struct sigaction now;
@@ -35,7 +34,7 @@ static void ending_signals(sigset_t *out)
 void ws_ending_block_signals(sigset_t *before)
 {
     sigset_t held;
-    ending_signals(&held);
+    ws_ending_signals(&held);
     pthread_sigmask(SIG_BLOCK, &held, before);
 }
 
@@ -117,7 +116,7 @@ int ws_ending_watch(struct ws_ending **out, const struct ws_ending_options *o)
     sigset_t held;
     if (!e)
         return -ENOMEM;
-    ending_signals(&held);
+    ws_ending_signals(&held);
     e->options = *o;
     e->controls = true;
     e->mounts = o->place ? open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC) : -1;

@@ -375,6 +375,7 @@ static int use_connection(struct ws_fs *fs, int fd, struct ws_error *err)
 {
     char name[32];
     (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK); /* libfuse takes EAGAIN for the end */
     snprintf(name, sizeof(name), "/dev/fd/%d", fd);
     return fuse_session_mount(fs->session, name) == 0
                ? 0

@@ -1,4 +1,5 @@
 #include "fs/supervisor.h"
+#include "fs/ending.h"
 #include "fs/fuse/packet.h"
 #include "fs/takeover.h"
 #include "transports/base/clock.h"
@@ -166,10 +167,8 @@ static void keep(struct ws_kept *k, enum ws_kept_fd which, int fd)
 
 static void signals(sigset_t *out)
 {
-    static const int of[] = {SIGTERM, SIGINT, SIGHUP, SIGCHLD};
-    sigemptyset(out);
-    for (size_t i = 0; i < sizeof(of) / sizeof(of[0]); i++)
-        sigaddset(out, of[i]);
+    ws_ending_signals(out);
+    sigaddset(out, SIGCHLD);
 }
 
 /* --- a takeover --- */

@@ -53,6 +53,8 @@ static int answer_to(const struct request *r, int fd, const struct ws_place *pla
     return -EINVAL;
 }
 
+/* It ends with the mount, or else its descriptor would keep the connection, and who waits for the daemon, though that has given its own
+ * up. */
 static void serve(const struct ws_place *mounted)
 {
     struct ws_place place = *mounted;
@@ -63,7 +65,7 @@ static void serve(const struct ws_place *mounted)
         const int rc = answer_to(&r, fd, &place);
         if (fd >= 0)
             close(fd);
-        if (ws_packet_send(SOCK, &rc, sizeof(rc), -1) < 0)
+        if (ws_packet_send(SOCK, &rc, sizeof(rc), -1) < 0 || r.call == CALL_DETACH)
             return;
     }
 }

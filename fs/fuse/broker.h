@@ -15,7 +15,7 @@ WS_MUST_USE int ws_broker_start(struct ws_broker **out, int connection, const st
 /* As ws_backing_open and ws_backing_close. Any thread. -EPIPE: the broker is gone, or silent for 5 s. */
 WS_MUST_USE int ws_broker_backing_open(struct ws_broker *b, int fd);
 void ws_broker_backing_close(struct ws_broker *b, int id);
-/* As ws_place_detach. Any thread. */
+/* As ws_place_detach, and the broker ends: what comes later is -EPIPE. Any thread. */
 WS_MUST_USE int ws_broker_detach(struct ws_broker *b);
 /* Ends it, and waits for that a second at most. NULL is fine. */
 void ws_broker_free(struct ws_broker *b);

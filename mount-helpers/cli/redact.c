@@ -78,7 +78,17 @@ static bool ends_word(char c)
     return !c || isspace((unsigned char)c) || strchr("\"'<>,;", c);
 }
 
-/* How many bytes at p are secret: behind name=, name: or "name": of a secret, or Bearer. text: its begin. */
+/* Of the value at p, which has blanks in it where it is quoted. */
+static size_t word_bytes(const char *p)
+{
+    const char quote = p[-1] == '"' || p[-1] == '\'' ? p[-1] : 0;
+    size_t n = 0;
+    while (quote ? p[n] && p[n] != quote && p[n] != '\n' : !ends_word(p[n]))
+        n += quote && p[n] == '\\' && p[n + 1] && p[n + 1] != '\n' ? 2 : 1;
+    return n;
+}
+
+/* How many bytes at p are secret: behind name=, name: or "name": of a secret, or Bearer. text: its begin, before p. */
 static size_t value_bytes(const char *text, const char *p)
 {
     const char *q = p, *end;
@@ -93,10 +103,7 @@ static size_t value_bytes(const char *text, const char *p)
     } else if (!(q < p && q - text >= 6 && strncasecmp(q - 6, "bearer", 6) == 0)) {
         return 0;
     }
-    size_t n = 0;
-    while (!ends_word(p[n]))
-        n++;
-    return n;
+    return word_bytes(p);
 }
 
 /* Of a URL whose :// ends at p: user info. */
@@ -120,7 +127,7 @@ static size_t known_bytes(const struct redact *r, const char *p)
     return longest;
 }
 
-/* Of the query of a URL: p is behind a '?' of a word that has :// or begins with /v1/. */
+/* Of the query of a URL: p is behind a '?' of a word that has ://. */
 static size_t query_bytes(const char *text, const char *p)
 {
     const char *begin = p;

@@ -1,9 +1,11 @@
 /* wsync support: one archive for a bug report. What it has comes from commands of this program, each in a process of its
  * own that is ended after a time, since a mount may hang; and from small files. All of it goes through redact.h. */
 #include "backends/trainer/api/agent_address.h"
+#include "fs/written/written.h"
 #include "mount-helpers/cli/agents.h"
 #include "mount-helpers/cli/bundle.h"
 #include "mount-helpers/cli/redact.h"
+#include "transports/access/local_token.h"
 #include "transports/base/clock.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -130,9 +133,11 @@ static void add_log(struct support *s, unsigned i, const char *path)
     if (fd < 0)
         exit(cli_fail("cannot read %s: %s", path, strerror(errno)));
     const off_t size = lseek(fd, 0, SEEK_END);
-    (void)lseek(fd, size > (off_t)PART_BYTES ? size - (off_t)PART_BYTES : 0, SEEK_SET);
+    const bool is_cut = size > (off_t)PART_BYTES;
+    (void)lseek(fd, is_cut ? size - (off_t)PART_BYTES : 0, SEEK_SET);
     char *text = read_until(fd, ws_clock_ms() + COMMAND_S * 1000ULL, &late), *at = text + strlen(text);
-    for (uint64_t left = cli_u64(s->args, "lines", LINES) + 1; at > text; at--)
+    const char *begin = text + (is_cut ? strcspn(text, "\n") : 0); /* half a secret is not known for one */
+    for (uint64_t left = cli_u64(s->args, "lines", LINES) + 1; at > begin; at--)
         if (at[-1] == '\n' && at[0] && --left == 1)
             break;
     snprintf(name, sizeof(name), "logs/%u.txt", i);
@@ -147,7 +152,7 @@ static void add_mounts(struct support *s)
     unsigned n = 0;
     FILE *f = setmntent("/proc/self/mounts", "re");
     for (struct mntent *m; f && n < MAX_MOUNTS && (m = getmntent(f));) {
-        if (strcmp(m->mnt_type, "fuse.wsync") != 0 || strcmp(m->mnt_fsname, "wsync-share") == 0)
+        if (strcmp(m->mnt_type, "fuse.wsync") != 0 || strcmp(m->mnt_fsname, WS_WRITTEN_FSNAME) == 0)
             continue;
         const char *const status[] = {"status", "--json", "--mount", m->mnt_dir, NULL};
         const char *const events[] = {"events", "--raw", "-n", s->lines, "--mount", m->mnt_dir, NULL};
@@ -191,13 +196,19 @@ static void add_environment(struct support *s)
 
 static void know_secrets(struct support *s)
 {
+    char folder[WS_LOCAL_TOKEN_PATH], pattern[WS_LOCAL_TOKEN_PATH + 16];
+    struct stat st;
     glob_t tokens;
     redact_know_environment(s->redact);
     if (cli_has(s->args, "token-file"))
         redact_know_file(s->redact, cli_get(s->args, "token-file"));
-    if (glob("/run/wsync/*.token", 0, NULL, &tokens) == 0) {
-        for (size_t i = 0; i < tokens.gl_pathc; i++)
-            redact_know_file(s->redact, tokens.gl_pathv[i]);
+    for (unsigned i = 0; ws_local_token_folder(i, folder); i++) {
+        snprintf(pattern, sizeof(pattern), "%s/*.token", folder);
+        if (glob(pattern, 0, NULL, &tokens) != 0)
+            continue;
+        for (size_t k = 0; k < tokens.gl_pathc; k++)
+            if (stat(tokens.gl_pathv[k], &st) == 0 && S_ISREG(st.st_mode))
+                redact_know_file(s->redact, tokens.gl_pathv[k]);
         globfree(&tokens);
     }
 }

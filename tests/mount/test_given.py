@@ -67,6 +67,18 @@ def test_without_privileges(how):
     assert ended(m) == 0, m.text()
 
 
+def test_never_waits():
+    "a descriptor that whoever opened it uses without waiting (O_NONBLOCK), as Go's programs do, is waited for here"
+    agent, folder = published()
+    fd, place = mounted()
+    os.set_blocking(fd, False)
+    m = Given(agent.url, place, fd=fd).wait()
+    wait_for(lambda: os.path.isdir(m.file("actor/1")), "the version")
+    assert same(m, folder)
+    assert unmount(place)
+    assert ended(m) == 0, m.text()
+
+
 def test_switch():
     "an engine reads by the name that the mount was told, and is switched; a daemon that is told to end does"
     agent, folder = published()

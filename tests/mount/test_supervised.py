@@ -225,7 +225,7 @@ def test_ends(how):
         m.process.terminate()
     elif how == "daemon's SIGTERM":
         os.kill(daemon, signal.SIGTERM)
-    assert m.process.wait(30 * SLOW) == 0, m.text()
+    assert m.process.wait(8 * SLOW) == 0, m.text()  # and not when the former daemon's files are closed, after 10 s
     assert not m.mounted() and has_ended(daemon)
 
 
@@ -245,6 +245,50 @@ def test_ends_of_children_are_ignored():
     m.kill_daemon()
     m.wait_version("actor", 1)
     assert same(m.file("actor/1"), folder)
+
+
+def test_ignored_signal_is_no_end():
+    "a signal that its parent had ignored, as shells do for what they start in the background, tells nobody to end: a daemon that dies is replaced"
+    agent, folder, m = published(type("Ignoring", (Supervised,), {"prefix": ("env", "--ignore-signal=INT")}))
+    os.kill(m.pid, signal.SIGINT)
+    m.kill_daemon()
+    m.wait_version("actor", 1)
+    assert same(m.file("actor/1"), folder)
+
+
+SLOW_FIRST = """#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+static pid_t seen;
+int pthread_mutex_unlock(pthread_mutex_t *m)
+{
+    int (*real)(pthread_mutex_t *) = dlsym(RTLD_NEXT, "pthread_mutex_unlock");
+    char name[16] = "";
+    int rc = real(m);
+    if (seen != getpid() && pthread_getname_np(pthread_self(), name, sizeof(name)) == 0 && strcmp(name, "fuse_worker") == 0) {
+        seen = getpid();
+        usleep(500000);
+    }
+    return rc;
+}
+"""
+
+
+def test_others_before_the_first():
+    "a daemon whose first thread sleeps before it begins with the kernel's first request fails nothing that its second one reads meanwhile"
+    if SANITIZER:
+        pytest.skip("a library cannot be loaded before the sanitizer's: not under a sanitizer")
+    source, library = TESTDIR + "/slow_first.c", TESTDIR + "/slow_first.so"
+    with open(source, "w") as f:
+        f.write(SLOW_FIRST)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    agent, folder, m = published(type("SlowFirst", (Supervised,), {"prefix": ("env", f"LD_PRELOAD={library}")}))
+    users = [type("Lister", (User,), {"once": lambda u: os.listdir(u.mount.file("actor"))})(m, None) for _ in range(4)]
+    m.kill_daemon()
+    for u in users:
+        u.stop()
 
 
 def test_supervisor_is_killed():

@@ -55,6 +55,11 @@ static bool folder_of(uid_t uid, unsigned index, char out[WS_LOCAL_TOKEN_PATH])
     return true;
 }
 
+bool ws_local_token_folder(unsigned index, char out[WS_LOCAL_TOKEN_PATH])
+{
+    return folder_of(geteuid(), index, out);
+}
+
 int ws_local_folder(char out[WS_LOCAL_TOKEN_PATH], struct ws_error *err)
 {
     const uid_t self = geteuid();

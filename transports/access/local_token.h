@@ -31,6 +31,8 @@ void ws_local_token_end(const char *path, int held);
 /* The token for a server on loopback, by its URL. False: it is not on loopback, there is none, or none that may
  * be sent there. *owner: the account that listens there. Looks at files and asks the kernel; callable from any thread. */
 bool ws_local_token_find(const char *url, char secret[WS_TOKEN_SECRET_CHARS + 1], uid_t *owner);
+/* Where servers of this account leave theirs; index 0, 1, ...: the next place. False: there is no other. Any thread. */
+bool ws_local_token_folder(unsigned index, char out[WS_LOCAL_TOKEN_PATH]);
 /* The file where that finds it. */
 bool ws_local_token_file(const char *url, char path[WS_LOCAL_TOKEN_PATH + 16]);
 
