@@ -1,6 +1,8 @@
 """Clean Debian roots in which packages are tried: mounts and processes of their own, this host's network."""
+import contextlib
 import os
 import re
+import signal
 import subprocess
 
 import pytest
@@ -28,6 +30,13 @@ def script(name, *args, timeout=1500):
     return r.stdout
 
 
+def child_of(process):
+    """The pid of its first child, None while it has none."""
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{process.pid}/task/{process.pid}/children") as f:
+        return int(f.read().split()[0])
+    return None
+
+
 class Root:
     """A root of a suite with packages, or one that is there already; its processes end with the test."""
 
@@ -42,14 +51,11 @@ class Root:
 
     def first(self):
         """The pid of what `within` runs, once it is in the root."""
-        try:
-            with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children") as f:
-                child = f.read().split()
-            with open(f"/proc/{child[0]}/cmdline") as f:
-                return int(child[0]) if f.read().startswith("sleep") else None
-        except (OSError, IndexError):
-            assert self.process.poll() is None, "`within` has ended"
-            return None
+        child = child_of(self.process)
+        with contextlib.suppress(OSError), open(f"/proc/{child}/cmdline") as f:
+            return child if f.read().startswith("sleep") else None
+        assert self.process.poll() is None, "`within` has ended"
+        return None
 
     def end(self):
         self.process.kill()  # unshare passes over SIGTERM, and its child dies with it
@@ -69,11 +75,13 @@ class Root:
         return self.run("sh", "-ec", text, **kw)
 
     def start(self, *args):
-        """A process that runs on; what it says is in its log."""
+        """A process that runs on; what it says is in its log. It is a child of nsenter, which passes no signal on."""
         log = open(unique("log"), "w+")
         at_end(log.close)
         process = subprocess.Popen(self.command(*args), stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         at_end(process.wait, 30)
+        child = wait_for(lambda: child_of(process) or process.poll() is not None, "the process in the root")
+        process.terminate = lambda: process.poll() is None and os.kill(child, signal.SIGTERM)
         at_end(process.terminate)
         process.log = log.name
         return process

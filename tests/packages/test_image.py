@@ -52,4 +52,4 @@ def test_contents(root):
     with open(root.file("etc/ssl/certs/ca-certificates.crt")) as f:
         assert f.read().count("BEGIN CERTIFICATE") > 50
     assert os.path.exists(root.file("usr/share/doc/wsync/copyright"))
-    assert not [name for name in ("apt-get", "dpkg", "perl") if shutil.which(name, path=root.file("usr/bin"))]
+    assert not [name for name in ("apt-get", "dpkg", "rpm", "perl") if shutil.which(name, path=root.file("usr/bin"))]
