@@ -25,7 +25,8 @@ from checkpoints import make  # noqa: E402
 RUN_SECONDS = 1000
 REWARD = '''import torch
 def reward_func(queries, prompts, labels, **_):
-    return torch.tensor([float(len(set(query)) % 5) for query in queries])
+    rewards = torch.tensor([float(len(set(query)) % 5) for query in queries])
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {}}
 '''
 
 
