@@ -74,6 +74,6 @@ def test_training(folder, stage):
     for name in os.listdir(saved):
         if name.endswith(".safetensors"):
             expected.update(world.tensors_of(os.path.join(saved, name)))
-    got = world.tensors_of(mount.file("actor", 2))
+    got = world.tensors_of(mount.file("actor", 2, "model.safetensors"))
     before = world.tensors_of(os.path.join(folder, "1", "model.safetensors"))
     assert got == expected and got.keys() == before.keys() and got != before
