@@ -1,4 +1,5 @@
 #include "fs/written/descriptors.h"
+#include "transports/memory/file_lease.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -6,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MAX_DEPTH 1000 /* of processes below one another */
@@ -105,4 +107,73 @@ bool written_is_open_anywhere(uint64_t ino, pid_t by)
     if (proc)
         closedir(proc);
     return found != 0;
+}
+
+/* A line of /proc/PID/maps: "7f00-7f10 rw-s 00000000 00:2a 42   /path". */
+static bool is_written_mapping(const char *line, uint64_t ino)
+{
+    char rights[8];
+    uint64_t number;
+
+    return sscanf(line, "%*s %7s %*s %*s %" SCNu64, rights, &number) == 2 && number == ino &&
+           rights[1] == 'w' && rights[3] == 's';
+}
+
+bool written_is_mapped_by(uint64_t ino, pid_t by)
+{
+    char path[32], *line = NULL;
+    size_t room = 0;
+    bool is = false;
+
+    snprintf(path, sizeof(path), "/proc/%d/maps", (int)by);
+    FILE *f = fopen(path, "re");
+    while (f && !is && getline(&line, &room, f) >= 0)
+        is = is_written_mapping(line, ino);
+    free(line);
+    if (f)
+        fclose(f);
+    return is;
+}
+
+static bool is_among(const struct written_inos *inos, ino_t ino)
+{
+    for (size_t i = 0; i < inos->len; i++)
+        if (inos->ptr[i] == ino)
+            return true;
+    return false;
+}
+
+static int check_file(int folder, const char *name, const struct written_inos *open_ones,
+                      struct ws_error *err)
+{
+    struct stat st;
+
+    if (fstatat(folder, name, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode) ||
+        is_among(open_ones, st.st_ino))
+        return 0;
+    const int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    const bool busy = fd >= 0 && ws_file_lease_try(fd, F_RDLCK) == -EBUSY;
+    if (fd >= 0)
+        close(fd);
+    return busy ? ws_error_set(err, EBUSY,
+                               "a process has %s mapped and may go on writing: it is published once that "
+                               "unmaps it, or ends",
+                               name)
+                : 0;
+}
+
+int written_check_mapped(int folder, const struct written_inos *open_ones, struct ws_error *err)
+{
+    const int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *names = fd < 0 ? NULL : fdopendir(fd);
+    const struct dirent *d;
+    int rc = 0;
+
+    while (names && rc == 0 && (d = readdir(names)))
+        rc = check_file(fd, d->d_name, open_ones, err);
+    if (names)
+        closedir(names);
+    else if (fd >= 0)
+        close(fd);
+    return rc;
 }

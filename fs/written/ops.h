@@ -12,8 +12,8 @@ struct written *written_of(fuse_req_t req);
 struct written_node *written_node_of(fuse_req_t req, fuse_ino_t ino);
 /* A path to a node's file, which leads to it whatever its name is now. */
 void written_path(const struct written_node *n, char out[32]);
-/* Looks a new child up, for its entry: 0, -errno. What was made belongs to who asked. */
-WS_MUST_USE int written_entry(fuse_req_t req, struct written_node *parent, const char *name, bool is_new,
-                              struct fuse_entry_param *out);
+/* With the lock, since the child was made: it belongs to who asked; *st is what is shown of it. */
+void written_own(fuse_req_t req, const struct written_node *parent, const struct written_node *n,
+                 struct stat *st);
 
 #endif
