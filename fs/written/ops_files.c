@@ -116,7 +116,7 @@ static int enter(fuse_req_t req, struct written_node *parent, const char *name, 
     if (fstat(fd, &opened) < 0 || opened.st_dev != (*out)->dev || opened.st_ino != (*out)->ino)
         return -ESTALE;
     if (is_new)
-        written_own(req, parent, *out, st);
+        written_made(written_of(req), parent, *out, st);
     return 0;
 }
 
@@ -130,10 +130,15 @@ static void op_create(fuse_req_t req, fuse_ino_t ino, const char *name, mode_t m
     pthread_mutex_lock(&w->lock);
     written_wait(w, parent->top);
     const int folder = written_folder_of(w, parent, name, false);
-    int fd = openat(folder, name, flags_below(fi) | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
+    written_become(req);
+    int fd = openat(folder, name, flags_below(fi) | O_CREAT | O_EXCL | O_NOFOLLOW, mode & ~WRITTEN_NEVER);
+    const int why = errno;
+    written_be_self();
     const bool is_new = fd >= 0;
-    if (fd < 0 && errno == EEXIST && !(fi->flags & O_EXCL))
+    if (fd < 0 && why == EEXIST && !(fi->flags & O_EXCL))
         fd = openat(folder, name, flags_below(fi) | O_NOFOLLOW);
+    else
+        errno = why;
     int rc = fd < 0 ? -errno : enter(req, parent, name, fd, is_new, &n, &e.attr);
     if (rc == 0)
         rc = open_node(w, n, fd, fi);

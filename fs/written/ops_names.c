@@ -38,27 +38,15 @@ static void lock_for(struct written *w, const struct written_node *parent)
     written_wait(w, parent->top);
 }
 
-/* What was made belongs to who asked. By the descriptor, of what was made under the lock that is still held: another's file that takes
- * the name meanwhile is not given away. */
-static void own(fuse_req_t req, const struct written_node *parent, const struct written_node *n)
+void written_become(fuse_req_t req)
 {
     const struct fuse_ctx *who = fuse_req_ctx(req);
-    struct stat st;
-
-    if (geteuid() != 0)
-        return;
-    const bool keeps_group = fstat(parent->fd, &st) == 0 && (st.st_mode & S_ISGID);
-    (void)!fchownat(n->fd, "", who->uid, keeps_group ? (gid_t)-1 : who->gid,
-                    AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW);
+    written_be_caller(who->uid, who->gid);
 }
 
-void written_own(fuse_req_t req, const struct written_node *parent, const struct written_node *n,
-                 struct stat *st)
+void written_made(const struct written *w, const struct written_node *parent, const struct written_node *n,
+                  struct stat *st)
 {
-    const struct written *w = written_of(req);
-
-    own(req, parent, n);
-    (void)fstat(n->fd, st);
     if (parent == &w->root && n->top)
         n->top->is_made_here = true;
     written_show(w, n, st);
@@ -73,7 +61,7 @@ static int enter_new(fuse_req_t req, struct written_node *parent, const char *na
 
     if (rc < 0)
         return rc;
-    written_own(req, parent, n, &out->attr);
+    written_made(written_of(req), parent, n, &out->attr);
     out->ino = (uintptr_t)n;
     return 0;
 }
@@ -211,7 +199,10 @@ static void op_mkdir(fuse_req_t req, fuse_ino_t ino, const char *name, mode_t mo
     struct fuse_entry_param e = {0};
 
     lock_for(w, parent);
-    int rc = mkdirat(written_folder_of(w, parent, name, true), name, mode | S_IRWXU) < 0 ? -errno : 0;
+    const int folder = written_folder_of(w, parent, name, true);
+    written_become(req);
+    int rc = mkdirat(folder, name, mode | S_IRWXU) < 0 ? -errno : 0;
+    written_be_self();
     if (rc == 0)
         rc = enter_new(req, parent, name, &e);
     pthread_mutex_unlock(&w->lock);
@@ -225,7 +216,10 @@ static void op_mknod(fuse_req_t req, fuse_ino_t ino, const char *name, mode_t mo
     struct fuse_entry_param e = {0};
 
     lock_for(w, parent);
-    int rc = mknodat(written_folder_of(w, parent, name, false), name, mode, dev) < 0 ? -errno : 0;
+    const int folder = written_folder_of(w, parent, name, false);
+    written_become(req);
+    int rc = mknodat(folder, name, mode & ~WRITTEN_NEVER, dev) < 0 ? -errno : 0;
+    written_be_self();
     if (rc == 0)
         rc = enter_new(req, parent, name, &e);
     if (rc == 0) {
@@ -243,7 +237,10 @@ static void op_symlink(fuse_req_t req, const char *to, fuse_ino_t ino, const cha
     struct fuse_entry_param e = {0};
 
     lock_for(w, parent);
-    int rc = symlinkat(to, written_folder_of(w, parent, name, false), name) < 0 ? -errno : 0;
+    const int folder = written_folder_of(w, parent, name, false);
+    written_become(req);
+    int rc = symlinkat(to, folder, name) < 0 ? -errno : 0;
+    written_be_self();
     if (rc == 0)
         rc = enter_new(req, parent, name, &e);
     pthread_mutex_unlock(&w->lock);
