@@ -1,17 +1,21 @@
 #include "fs/written/committer.h"
+#include "fs/written/descriptors.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/format/adapter_files.h"
 #include "transports/format/commit_rule.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #define RETRY_FIRST_MS  500
-#define RETRY_DOUBLINGS 7                    /* to a minute */
-#define PART_DOUBLINGS  4                    /* to 8 s: the other nodes wait for this one meanwhile */
+#define RETRY_DOUBLINGS 7 /* to a minute */
+#define PART_DOUBLINGS  4 /* to 8 s: the other nodes wait for this one meanwhile */
+#define MAPPED_TRIES    5 /* a file that was just closed may be open for a moment */
+#define MAPPED_MS       10
 #define LOOK_NS         100000000            /* a folder to be tried again comes in time */
 #define SETTLE_NS       (120 * WS_SECOND_NS) /* one try of publishing ends before by itself */
 
@@ -97,12 +101,37 @@ static void leave_out_lower(struct written *w, uint64_t published)
         }
 }
 
+/* With the lock: numbers of its files that are open through the mount. false: no memory. */
+static bool collect_open(const struct written *w, const struct written_top *t, struct written_inos *out)
+{
+    for (size_t i = 0; i < WRITTEN_BUCKETS; i++)
+        for (const struct written_node *n = w->buckets[i]; n; n = n->next)
+            if (n->top == t && n->open && written_inos_append(out, n->ino) < 0)
+                return false;
+    return true;
+}
+
+/* Without the lock. */
+static bool is_mapped(const struct written_top *t, const struct written_inos *open_ones, bool says_why)
+{
+    struct ws_error err = {0};
+    int rc;
+
+    for (int i = 0; (rc = written_check_mapped(t->fd, open_ones, &err)) < 0 && i < MAPPED_TRIES; i++)
+        (void)poll(NULL, 0, MAPPED_MS);
+    if (rc < 0 && says_why)
+        ws_log(WS_LOG_WARN, "share", "%s: %s", t->name, err.text);
+    return rc < 0;
+}
+
 /* With the lock, which it lets go of meanwhile. */
 static void commit(struct written *w, struct written_top *t)
 {
     enum ws_written_outcome outcome = WS_WRITTEN_FAILED;
     char name[sizeof(t->name)];
     struct ws_version_id id = {.version = number_of(w, t)};
+    struct written_inos open_ones = {0};
+    const bool was_mapped = t->is_mapped, can_look = collect_open(w, t, &open_ones);
 
     t->is_taken = true;
     t->is_due = t->is_left_out = false;
@@ -111,12 +140,18 @@ static void commit(struct written *w, struct written_top *t)
     memcpy(name, t->name, sizeof(name));
     pthread_mutex_unlock(&w->lock);
     const bool whole = written_is_whole(w, t, true); /* nobody changes it meanwhile */
-    if (whole)
+    const bool mapped = whole && can_look && is_mapped(t, &open_ones, !was_mapped);
+    written_inos_reset(&open_ones);
+    if (whole && !mapped)
         outcome = w->options->publish(w->options->arg, t->fd, name, &id);
     pthread_mutex_lock(&w->lock);
     t->is_taken = false;
     w->publishing = NULL;
-    if (whole && outcome == WS_WRITTEN_FAILED) {
+    t->is_mapped = mapped;
+    if (mapped) { /* nothing tells when it ends */
+        t->is_due = true;
+        t->not_before = ws_clock_ms() + RETRY_FIRST_MS;
+    } else if (whole && outcome == WS_WRITTEN_FAILED) {
         t->is_due = true;
         t->not_before = ws_clock_ms() + ((uint64_t)RETRY_FIRST_MS << t->failures);
         t->failures += t->failures < (w->options->part == WS_COMMIT_WHOLE ? RETRY_DOUBLINGS : PART_DOUBLINGS);
@@ -169,6 +204,8 @@ static bool say_known(const struct written *w, const struct written_top *top, bo
         say(out, was_due ? WS_COMMIT_DONE : WS_COMMIT_BEFORE, "");
     else if (written_has_writer(w, top))
         say(out, WS_COMMIT_PARTIAL, "a file in it is open for writing");
+    else if (top->is_mapped)
+        say(out, WS_COMMIT_PARTIAL, "a process has a file in it mapped, and may go on writing");
     else if (top->was_published && !is_new(w, top))
         say(out, WS_COMMIT_PARTIAL, "it was published before, and not all of it is written again yet");
     else

@@ -1,4 +1,5 @@
 #include "fs/written/descriptors.h"
+#include "transports/memory/file_lease.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -6,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MAX_DEPTH 1000 /* of processes below one another */
@@ -41,35 +43,7 @@ static int look_at(int folder, const char *name, uint64_t ino)
     return number == ino && (flags & O_ACCMODE) != O_RDONLY;
 }
 
-/* 1: it has that file mapped and shared, which outlives its descriptor. */
-static int look_at_maps(int proc, const char *pid, uint64_t ino)
-{
-    char path[300], *line = NULL, sharing;
-    size_t room = 0;
-    uint64_t number;
-    int found = 0;
-
-    snprintf(path, sizeof(path), "%s/maps", pid);
-    const int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
-    FILE *maps = fd < 0 ? NULL : fdopen(fd, "r");
-    if (!maps) {
-        found = errno == ENOENT || errno == ESRCH ? 0 : -1;
-        if (fd >= 0)
-            close(fd);
-        return found;
-    }
-    /* "7f00-7f01 rw-s 00000000 00:2a 42   /path": private ones are never written to the file */
-    while (found == 0 && (errno = 0, getline(&line, &room, maps)) > 0)
-        if (sscanf(line, "%*s %*3s%c %*s %*s %" SCNu64, &sharing, &number) == 2)
-            found = sharing == 's' && number == ino;
-    if (found == 0 && errno && errno != ESRCH)
-        found = -1;
-    free(line);
-    fclose(maps);
-    return found;
-}
-
-static int look_at_descriptors(int proc, const char *pid, uint64_t ino)
+static int look_at_process(int proc, const char *pid, uint64_t ino)
 {
     char path[300];
     const struct dirent *d;
@@ -126,13 +100,80 @@ bool written_is_open_anywhere(uint64_t ino, pid_t by)
     while (found == 0 && (d = readdir(proc))) {
         if (d->d_name[0] < '1' || d->d_name[0] > '9')
             continue;
-        found = look_at_descriptors(dirfd(proc), d->d_name, ino);
-        if (found == 0)
-            found = look_at_maps(dirfd(proc), d->d_name, ino);
+        found = look_at_process(dirfd(proc), d->d_name, ino);
         if (found < 0 && descends_from(dirfd(proc), by, (pid_t)strtol(d->d_name, NULL, 10)))
             found = 0;
     }
     if (proc)
         closedir(proc);
     return found != 0;
+}
+
+/* A line of /proc/PID/maps: "7f00-7f10 rw-s 00000000 00:2a 42   /path". */
+static bool is_written_mapping(const char *line, uint64_t ino)
+{
+    char rights[8];
+    uint64_t number;
+
+    return sscanf(line, "%*s %7s %*s %*s %" SCNu64, rights, &number) == 2 && number == ino &&
+           rights[1] == 'w' && rights[3] == 's';
+}
+
+bool written_is_mapped_by(uint64_t ino, pid_t by)
+{
+    char path[32], *line = NULL;
+    size_t room = 0;
+    bool is = false;
+
+    snprintf(path, sizeof(path), "/proc/%d/maps", (int)by);
+    FILE *f = fopen(path, "re");
+    while (f && !is && getline(&line, &room, f) >= 0)
+        is = is_written_mapping(line, ino);
+    free(line);
+    if (f)
+        fclose(f);
+    return is;
+}
+
+static bool is_among(const struct written_inos *inos, ino_t ino)
+{
+    for (size_t i = 0; i < inos->len; i++)
+        if (inos->ptr[i] == ino)
+            return true;
+    return false;
+}
+
+static int check_file(int folder, const char *name, const struct written_inos *open_ones,
+                      struct ws_error *err)
+{
+    struct stat st;
+
+    if (fstatat(folder, name, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode) ||
+        is_among(open_ones, st.st_ino))
+        return 0;
+    const int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    const bool busy = fd >= 0 && ws_file_lease_try(fd, F_RDLCK) == -EBUSY;
+    if (fd >= 0)
+        close(fd);
+    return busy ? ws_error_set(err, EBUSY,
+                               "a process has %s mapped and may go on writing: it is published once that "
+                               "unmaps it, or ends",
+                               name)
+                : 0;
+}
+
+int written_check_mapped(int folder, const struct written_inos *open_ones, struct ws_error *err)
+{
+    const int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *names = fd < 0 ? NULL : fdopendir(fd);
+    const struct dirent *d;
+    int rc = 0;
+
+    while (names && rc == 0 && (d = readdir(names)))
+        rc = check_file(fd, d->d_name, open_ones, err);
+    if (names)
+        closedir(names);
+    else if (fd >= 0)
+        close(fd);
+    return rc;
 }

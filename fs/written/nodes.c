@@ -128,36 +128,58 @@ static struct written_node *new_node(struct written *w, struct written_node *par
     return n;
 }
 
-int written_find(struct written *w, struct written_node *parent, const char *name, struct written_node **out,
-                 struct stat *st)
+static int open_child(const struct written *w, const struct written_node *parent, const char *name,
+                      struct stat *st)
 {
-    struct written_node *n;
-    int rc = 0;
     const int fd = openat(written_folder_of(w, parent, name, false), name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 
     if (fd < 0)
         return -errno;
-    if (fstat(fd, st) < 0) {
-        rc = -errno;
-        close(fd);
-        return rc;
-    }
-    pthread_mutex_lock(&w->lock);
-    for (n = *bucket(w, st->st_dev, st->st_ino); n; n = n->next)
-        if (n->dev == st->st_dev && n->ino == st->st_ino)
-            break;
+    if (fstat(fd, st) == 0)
+        return fd;
+    const int rc = -errno;
+    close(fd);
+    return rc;
+}
+
+/* With the lock. The descriptor goes over. */
+static int find_node(struct written *w, struct written_node *parent, const char *name, int fd,
+                     struct written_node **out, struct stat *st)
+{
+    struct written_node *n = *bucket(w, st->st_dev, st->st_ino);
+
+    while (n && (n->dev != st->st_dev || n->ino != st->st_ino))
+        n = n->next;
     if (n)
         close(fd);
     else if (!(n = new_node(w, parent, name, fd, st))) {
         close(fd);
-        rc = -ENOMEM;
+        return -ENOMEM;
     }
-    if (n) {
-        n->refs++;
-        snprintf(n->name, sizeof(n->name), "%s", name);
-        written_show(w, n, st);
-    }
+    n->refs++;
+    snprintf(n->name, sizeof(n->name), "%s", name);
+    written_show(w, n, st);
     *out = n;
+    return 0;
+}
+
+int written_find_locked(struct written *w, struct written_node *parent, const char *name,
+                        struct written_node **out, struct stat *st)
+{
+    const int fd = open_child(w, parent, name, st);
+
+    return fd < 0 ? fd : find_node(w, parent, name, fd, out, st);
+}
+
+int written_find(struct written *w, struct written_node *parent, const char *name, struct written_node **out,
+                 struct stat *st)
+{
+    const int fd = open_child(w, parent, name, st);
+
+    if (fd < 0)
+        return fd;
+    pthread_mutex_lock(&w->lock);
+    const int rc = find_node(w, parent, name, fd, out, st);
     pthread_mutex_unlock(&w->lock);
     return rc;
 }

@@ -23,6 +23,7 @@ struct written_top {
     bool is_made_here;  /* through this mount: what was below before keeps its modes */
     bool is_taken;      /* is being read or published: what would change it waits */
     bool is_due;        /* something changed since it was looked at */
+    bool is_mapped;     /* it is whole, and a process may go on writing into it by a mapping */
     bool was_published; /* then only what is new of all these parts makes the next version */
     bool is_left_out;   /* as what was written last is no version, and never will be */
     bool new_weights, new_config, new_marker;
@@ -78,6 +79,9 @@ struct written {
 /* The look-up of a child: 0 and one more reference, or -errno. */
 WS_MUST_USE int written_find(struct written *w, struct written_node *parent, const char *name,
                              struct written_node **out, struct stat *st);
+/* The same with the lock, for who has just made it: nobody can have put another in its place through the mount. */
+WS_MUST_USE int written_find_locked(struct written *w, struct written_node *parent, const char *name,
+                                    struct written_node **out, struct stat *st);
 void written_forget(struct written *w, struct written_node *n, uint64_t count);
 /* Where a child of that name lies: a descriptor to be used with the name. is_new_folder: one that is to be made. */
 int written_folder_of(const struct written *w, const struct written_node *parent, const char *name,

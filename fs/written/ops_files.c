@@ -65,6 +65,7 @@ static int flags_below(const struct fuse_file_info *fi)
 static void close_file(struct written *w, struct written_node *n, struct written_file *f)
 {
     assert(n);
+    close(f->fd); /* before it is a writer no more: what is published has none */
     pthread_mutex_lock(&w->lock);
     if (--n->open == 0 && n->backing) {
         ws_backing_close(w->session, n->backing);
@@ -75,7 +76,6 @@ static void close_file(struct written *w, struct written_node *n, struct written
     if (f->writes)
         written_note(w, n->top, n->name);
     pthread_mutex_unlock(&w->lock);
-    close(f->fd);
     free(f);
     written_forget(w, n, 1);
 }
@@ -103,54 +103,56 @@ static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         close_file(w, n, file_of(fi));
 }
 
+/* With the lock. The child of that name, with one more reference, is the file that was opened: below the mount somebody
+ * may have put another in its place. */
+static int enter(fuse_req_t req, struct written_node *parent, const char *name, int fd, bool is_new,
+                 struct written_node **out, struct stat *st)
+{
+    struct stat opened;
+    const int rc = written_find_locked(written_of(req), parent, name, out, st);
+
+    if (rc < 0)
+        return rc;
+    if (fstat(fd, &opened) < 0 || opened.st_dev != (*out)->dev || opened.st_ino != (*out)->ino)
+        return -ESTALE;
+    if (is_new)
+        written_made(written_of(req), parent, *out, st);
+    return 0;
+}
+
 static void op_create(fuse_req_t req, fuse_ino_t ino, const char *name, mode_t mode,
                       struct fuse_file_info *fi)
 {
     struct written *w = written_of(req);
     struct written_node *parent = written_node_of(req, ino), *n = NULL;
-    struct fuse_entry_param e;
+    struct fuse_entry_param e = {0};
 
     pthread_mutex_lock(&w->lock);
     written_wait(w, parent->top);
     const int folder = written_folder_of(w, parent, name, false);
-    int fd = openat(folder, name, flags_below(fi) | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
+    written_become(req);
+    int fd = openat(folder, name, flags_below(fi) | O_CREAT | O_EXCL | O_NOFOLLOW, mode & ~WRITTEN_NEVER);
+    const int why = errno;
+    written_be_self();
     const bool is_new = fd >= 0;
-    if (fd < 0 && errno == EEXIST && !(fi->flags & O_EXCL))
+    if (fd < 0 && why == EEXIST && !(fi->flags & O_EXCL))
         fd = openat(folder, name, flags_below(fi) | O_NOFOLLOW);
-    int rc = fd < 0 ? -errno : 0;
-    if (parent->top)
-        parent->top->refs++; /* nobody takes it before the file counts as open */
-    struct written_top *top = parent->top;
-    const bool was_taken = top && top->is_taken;
-    if (top)
-        top->is_taken = true;
-    pthread_mutex_unlock(&w->lock);
+    else
+        errno = why;
+    int rc = fd < 0 ? -errno : enter(req, parent, name, fd, is_new, &n, &e.attr);
     if (rc == 0)
-        rc = written_entry(req, parent, name, is_new, &e);
-    pthread_mutex_lock(&w->lock);
-    if (top) {
-        top->is_taken = was_taken;
-        written_top_drop(w, top);
-    }
-    pthread_cond_broadcast(&w->changed);
-    if (rc == 0) {
-        n = (struct written_node *)(uintptr_t)e.ino;
         rc = open_node(w, n, fd, fi);
-        if (rc < 0) {
-            pthread_mutex_unlock(&w->lock);
-            written_forget(w, n, 1);
-            fuse_reply_err(req, -rc);
-            return;
-        }
-    } else if (fd >= 0) {
+    else if (fd >= 0)
         close(fd);
-    }
+    e.ino = (uintptr_t)n;
     pthread_mutex_unlock(&w->lock);
-    if (rc < 0)
-        fuse_reply_err(req, -rc);
-    else if (fuse_reply_create(req, &e, fi) < 0) {
+    if (rc == 0 && fuse_reply_create(req, &e, fi) < 0) {
         close_file(w, n, file_of(fi));
         written_forget(w, n, 1);
+    } else if (rc < 0) {
+        if (n)
+            written_forget(w, n, 1);
+        fuse_reply_err(req, -rc);
     }
 }
 
@@ -173,7 +175,8 @@ static bool is_last_close(fuse_req_t req, struct written *w, struct written_node
     written_show(w, n, &st);
     top->refs++;
     pthread_mutex_unlock(&w->lock);
-    const bool is = written_is_whole(w, top, false) && !written_is_open_anywhere(st.st_ino, by);
+    const bool is = written_is_whole(w, top, false) && !written_is_mapped_by(st.st_ino, by) &&
+                    !written_is_open_anywhere(st.st_ino, by);
     pthread_mutex_lock(&w->lock);
     const bool stays = n->top == top && n->writers == 1;
     written_top_drop(w, top);

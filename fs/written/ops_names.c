@@ -38,55 +38,56 @@ static void lock_for(struct written *w, const struct written_node *parent)
     written_wait(w, parent->top);
 }
 
-static void own(fuse_req_t req, const struct written_node *parent, const struct written_node *n)
+void written_become(fuse_req_t req)
 {
     const struct fuse_ctx *who = fuse_req_ctx(req);
-    struct stat st;
-
-    if (geteuid() != 0)
-        return;
-    const bool keeps_group = fstat(parent->fd, &st) == 0 && (st.st_mode & S_ISGID);
-    (void)!fchownat(n->fd, "", who->uid, keeps_group ? (gid_t)-1 : who->gid,
-                    AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW);
+    written_be_caller(who->uid, who->gid);
 }
 
-int written_entry(fuse_req_t req, struct written_node *parent, const char *name, bool is_new,
-                  struct fuse_entry_param *out)
+void written_made(const struct written *w, const struct written_node *parent, const struct written_node *n,
+                  struct stat *st)
 {
-    struct written *w = written_of(req);
-    struct written_node *n;
+    if (parent == &w->root && n->top)
+        n->top->is_made_here = true;
+    written_show(w, n, st);
+}
 
-    *out = (struct fuse_entry_param){0};
-    const int rc = written_find(w, parent, name, &n, &out->attr);
+/* With the lock, since the child was made. */
+static int enter_new(fuse_req_t req, struct written_node *parent, const char *name,
+                     struct fuse_entry_param *out)
+{
+    struct written_node *n;
+    const int rc = written_find_locked(written_of(req), parent, name, &n, &out->attr);
+
     if (rc < 0)
         return rc;
-    if (is_new) {
-        own(req, parent, n);
-        (void)fstat(n->fd, &out->attr);
-        pthread_mutex_lock(&w->lock);
-        if (parent == &w->root && n->top)
-            n->top->is_made_here = true;
-        written_show(w, n, &out->attr);
-        pthread_mutex_unlock(&w->lock);
-    }
+    written_made(written_of(req), parent, n, &out->attr);
     out->ino = (uintptr_t)n;
     return 0;
 }
 
-static void answer(fuse_req_t req, struct written_node *parent, const char *name, bool is_new)
+static void reply_entry(fuse_req_t req, int rc, const struct fuse_entry_param *e)
 {
-    struct fuse_entry_param e;
-    const int rc = written_entry(req, parent, name, is_new, &e);
-
     if (rc < 0)
         reply(req, rc);
-    else if (fuse_reply_entry(req, &e) < 0)
-        written_forget(written_of(req), (struct written_node *)(uintptr_t)e.ino, 1);
+    else if (fuse_reply_entry(req, e) < 0)
+        written_forget(written_of(req), (struct written_node *)(uintptr_t)e->ino, 1);
+}
+
+static void answer(fuse_req_t req, struct written_node *parent, const char *name)
+{
+    struct fuse_entry_param e = {0};
+    struct written_node *n;
+    const int rc = written_find(written_of(req), parent, name, &n, &e.attr);
+
+    if (rc == 0)
+        e.ino = (uintptr_t)n;
+    reply_entry(req, rc, &e);
 }
 
 static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-    answer(req, written_node_of(req, parent), name, false);
+    answer(req, written_node_of(req, parent), name);
 }
 
 static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t count)
@@ -195,46 +196,55 @@ static void op_mkdir(fuse_req_t req, fuse_ino_t ino, const char *name, mode_t mo
 {
     struct written *w = written_of(req);
     struct written_node *parent = written_node_of(req, ino);
+    struct fuse_entry_param e = {0};
 
     lock_for(w, parent);
-    const int rc = mkdirat(written_folder_of(w, parent, name, true), name, mode | S_IRWXU) < 0 ? -errno : 0;
+    const int folder = written_folder_of(w, parent, name, true);
+    written_become(req);
+    int rc = mkdirat(folder, name, mode | S_IRWXU) < 0 ? -errno : 0;
+    written_be_self();
+    if (rc == 0)
+        rc = enter_new(req, parent, name, &e);
     pthread_mutex_unlock(&w->lock);
-    if (rc < 0)
-        reply(req, rc);
-    else
-        answer(req, parent, name, true);
+    reply_entry(req, rc, &e);
 }
 
 static void op_mknod(fuse_req_t req, fuse_ino_t ino, const char *name, mode_t mode, dev_t dev)
 {
     struct written *w = written_of(req);
     struct written_node *parent = written_node_of(req, ino);
+    struct fuse_entry_param e = {0};
 
     lock_for(w, parent);
-    const int rc = mknodat(written_folder_of(w, parent, name, false), name, mode, dev) < 0 ? -errno : 0;
+    const int folder = written_folder_of(w, parent, name, false);
+    written_become(req);
+    int rc = mknodat(folder, name, mode & ~WRITTEN_NEVER, dev) < 0 ? -errno : 0;
+    written_be_self();
+    if (rc == 0)
+        rc = enter_new(req, parent, name, &e);
     if (rc == 0) {
         written_note(w, parent->top, name);
         written_settle(w, parent->top); /* a marker */
     }
     pthread_mutex_unlock(&w->lock);
-    if (rc < 0)
-        reply(req, rc);
-    else
-        answer(req, parent, name, true);
+    reply_entry(req, rc, &e);
 }
 
 static void op_symlink(fuse_req_t req, const char *to, fuse_ino_t ino, const char *name)
 {
     struct written *w = written_of(req);
     struct written_node *parent = written_node_of(req, ino);
+    struct fuse_entry_param e = {0};
 
     lock_for(w, parent);
-    const int rc = symlinkat(to, written_folder_of(w, parent, name, false), name) < 0 ? -errno : 0;
+    const int folder = written_folder_of(w, parent, name, false);
+    written_become(req);
+    int rc = symlinkat(to, folder, name) < 0 ? -errno : 0;
+    written_be_self();
+    if (rc == 0)
+        rc = enter_new(req, parent, name, &e);
     pthread_mutex_unlock(&w->lock);
-    if (rc < 0)
-        reply(req, rc);
-    else
-        answer(req, parent, name, true);
+    reply_entry(req, rc, &e);
 }
 
 /* A second name in another folder would be a way around the wait for who reads it. */
@@ -257,7 +267,7 @@ static void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t new_parent, const
     if (rc < 0)
         reply(req, rc);
     else
-        answer(req, parent, name, false);
+        answer(req, parent, name);
 }
 
 static void op_unlink(fuse_req_t req, fuse_ino_t ino, const char *name)

@@ -172,23 +172,31 @@ def test_away():
 
 
 def test_below():
-    "a mount below a serving one, and quantised views, hide it, too"
-    agent, root, port = Agent(), unique("out"), free_port()
+    "a mount below a serving one, one by the socket, and quantised views, hide it, too; an archive shows what it has"
+    archive, root, port = unique("archive"), unique("out"), free_port()
+    agent = Agent("--archive", archive)
     Share(agent, root)
     relay = Mount(agent.url, f"serve=127.0.0.1:{port},derive={VIEW}")
-    below = Mount(f"http://127.0.0.1:{port}")
+    below, socket = Mount(f"http://127.0.0.1:{port}"), Mount(f"unix:{agent.sock}")
     for version in 1, 2:
         source = llama(seed=version)
         os.mkdir(folder := os.path.join(root, f"step_{version}"))
         shutil.copy2(os.path.join(source, "config.json"), folder)
         save(source, folder, "model.safetensors")
-        for m in relay, below:
+        for m in relay, below, socket:
             m.wait_version("actor", version)
             m.write(f"pull {version}", "actor/ctl")
     shows(relay, 1, 2, model=VIEW)
+    wait_for(lambda: os.path.exists(os.path.join(archive, "v1/models")) and len(json.loads(Path(archive, "v1/models").read_bytes())["models"][0]["versions"]) == 2,
+             "the archive")
+    archived = Mount(f"{agent.url},dir:{archive}")
+    archived.wait_version("actor", 1)
     delete(root, 1)
-    for m in relay, below:
+    for m in relay, below, socket:
         shows(m, 2)
+    wait_for(lambda: " deleted" in archived.status("actor")["version.1"], "the mount's word")
+    assert sorted(shown(archived)) == [1, 2]
+    assert tensors_of(archived.file("actor/1/model.safetensors"))
     shows(relay, 2, model=VIEW)
 
 

@@ -4,6 +4,7 @@
 #include "transports/base/log.h"
 #include "transports/base/text.h"
 #include "transports/base/workers.h"
+#include "transports/memory/file_lease.h"
 #include "transports/memory/region_file.h"
 #include <assert.h>
 #include <errno.h>
@@ -366,28 +367,9 @@ int ws_region_protect(struct ws_region *r, bool writable, struct ws_error *err)
                         strerror(errno));
 }
 
-/* The lease lives for microseconds. A process that opens the file just then waits until it is gone, and the kernel
- * sends this one SIGIO, whose default action ends it. So the signal is addressed to this thread alone, blocked
- * here, and consumed. Otherwise it could hit any thread that does not block it. */
 int ws_region_unheld(const struct ws_region *r)
 {
-    if (r->kind == WS_REGION_IMPORTED)
-        return -EPERM;
-    sigset_t io, before, pending;
-    sigemptyset(&io);
-    sigaddset(&io, SIGIO);
-    pthread_sigmask(SIG_BLOCK, &io, &before);
-    sigpending(&pending);
-    struct f_owner_ex me = {.type = F_OWNER_TID, .pid = (pid_t)syscall(SYS_gettid)};
-    int rc = fcntl(r->fd, F_SETOWN_EX, &me) == 0 ? 0 : -EPERM;
-    if (rc == 0 && fcntl(r->fd, F_SETLEASE, F_WRLCK) != 0)
-        rc = errno == EAGAIN ? -EBUSY : -EPERM;
-    if (rc == 0)
-        (void)fcntl(r->fd, F_SETLEASE, F_UNLCK);
-    if (!sigismember(&pending, SIGIO))
-        (void)sigtimedwait(&io, NULL, &(struct timespec){0});
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return rc;
+    return r->kind == WS_REGION_IMPORTED ? -EPERM : ws_file_lease_try(r->fd, F_WRLCK);
 }
 
 int ws_region_idle(const struct ws_region *r)
