@@ -468,6 +468,7 @@ static int relay_route(void *self, const struct ws_identity *who, const char *me
             "# TYPE wsync_relay_ended_total counter\n",
             s.bytes_sent, s.requests, s.connections, s.unknown, s.forbidden);
     ws_tcp_server_print_ended(&s, "wsync_relay_ended_total", f);
+    ws_tcp_server_print_certificate(&s, "wsync_relay_certificate_end_timestamp_seconds", f);
     return fclose(f) == 0 ? 0 : ws_error_set(err, ENOMEM, "no memory for the metrics");
 }
 

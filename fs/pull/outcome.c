@@ -1,4 +1,5 @@
 #include "fs/pull/outcome.h"
+#include "fs/store/arrivals.h"
 #include "fs/store/version.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
@@ -31,6 +32,7 @@ void ws_outcome_success(struct ws_version *v, enum ws_goal goal, const char *how
     snprintf(v->how, sizeof(v->how), "%s", how);
     v->store->pulls_ok++;
     ws_histogram_add(&v->model->pulls, v->pull_seconds);
+    ws_arrivals_add(v);
     if (v->named)
         ws_version_set_state(v, v->model->current == v ? WS_ACTIVE : WS_READY, ev);
 }
@@ -48,6 +50,7 @@ void ws_outcome_failure(struct ws_version *v, enum ws_goal goal, int rc, const s
         return;
     v->pull_seconds = (double)(v->failed_ns - v->pull_began_ns) / 1e9;
     v->store->pulls_failed++;
+    ws_arrivals_add(v);
     if (v->named)
         ws_version_set_state(v, WS_FAILED, ev);
 }

@@ -40,6 +40,7 @@ struct ws_learned;
 struct ws_tensor_order;
 struct ws_block_set;
 struct ws_inquiry;
+struct ws_arrivals;
 
 /* One file of a version: which of its blocks are here, and where. */
 struct ws_file_state {
@@ -160,7 +161,8 @@ struct ws_model {
     size_t n_versions;
     struct ws_version *current, *previous; /* counted */
     struct ws_model_claim claims[WS_MAX_SOURCES];
-    struct ws_histogram pulls; /* seconds of complete pulls */
+    struct ws_histogram pulls;    /* seconds of complete pulls */
+    struct ws_arrivals *arrivals; /* NULL: no pull has ended */
     struct ws_desired desired;
     unsigned desired_from;         /* index of the source that it is from */
     bool desired_is_hint;          /* that is a parent (parents.h): any other source's takes its place */

@@ -136,7 +136,26 @@ bool ws_model_missing_parts(struct ws_model *m, char *out, size_t cap);
  * (derived.h), by this mount or by the one that lists it? */
 bool ws_version_is_made_first(struct ws_version *v);
 void ws_model_pulls(struct ws_model *m, struct ws_histogram *out); /* seconds of its complete pulls */
-bool ws_model_is_pulling(struct ws_model *m);                      /* does a pull bring all of any version? */
+/* How its last versions came (arrivals.h). */
+#define WS_ARRIVALS 64 /* entries; the oldest gives way */
+struct ws_arrival {
+    struct ws_version_id id;
+    unsigned pulls;              /* that ended so: all but the last one failed */
+    uint64_t ended_ns;           /* the last one, CLOCK_REALTIME */
+    uint64_t bytes, moved_bytes; /* of the version; over the network for it */
+    double seconds;              /* of the last pull */
+    double
+        loaded_seconds; /* from when the mount heard of it to when the engines had it; below 0: not so yet */
+    int strategy;       /* WS_NO_WAY: none carried weights */
+    char how[WS_HOW_CHARS]; /* empty: it failed */
+    char why_not[WS_WHY_NOT_CHARS];
+    char error[WS_ERROR_TEXT]; /* empty: it came */
+};
+/* The last one of that version; false: there is none any more. */
+WS_MUST_USE bool ws_model_arrival(struct ws_model *m, const struct ws_version_id *id, struct ws_arrival *out);
+/* Oldest first, malloc'ed; their number, 0 where there is no memory, too. */
+WS_MUST_USE size_t ws_model_arrivals(struct ws_model *m, struct ws_arrival **out);
+bool ws_model_is_pulling(struct ws_model *m); /* does a pull bring all of any version? */
 void ws_model_desired(struct ws_model *m, struct ws_desired *out);
 /* Releases of agents that have ended (ws_desired_inherit). inherit: this release holds until an agent knows
  * another one. forget: no inherited release holds any more. */
@@ -384,7 +403,10 @@ struct ws_source_info {
     char url[WS_MAX_URL + 1], transport[16], error[WS_ERROR_TEXT];
     bool up;
     double seconds_since_contact;
+    unsigned rtt_us; /* of its connection, as the kernel measured it last; 0: not measured */
 };
+const char *ws_store_certificate(
+    const struct ws_store *s); /* file of the client certificate for sources; NULL: none */
 size_t ws_store_sources(struct ws_store *s, struct ws_source_info *out, size_t max);
 struct ws_store_stats {
     uint64_t cache_bytes, used_bytes, waiting_bytes; /* waiting: dropped, still mapped by a reader */

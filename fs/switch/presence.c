@@ -1,5 +1,8 @@
 #include "fs/switch/presence.h"
 #include "fs/switch/machine.h"
+#include "transports/base/json_text.h"
+#include "transports/ways.h"
+#include <stdlib.h>
 
 #define LEAVE_MS 1000
 
@@ -26,6 +29,30 @@ static struct engine_counts count(struct ws_control *c, const struct ws_controll
     return n;
 }
 
+/* How the version came; NULL: it is not known any more, or did not come yet. */
+static json_t *came_json(struct ws_model *m, const struct ws_version_id *id)
+{
+    struct ws_arrival *a = malloc(sizeof(*a));
+    json_t *out = NULL;
+    if (a && ws_model_arrival(m, id, a) && !a->error[0])
+        out = json_pack("{s:o,s:s,s:o,s:I,s:I,s:I}", "how", ws_json_text(a->how), "strategy",
+                        ws_way_name(a->strategy), "why_not", ws_json_text(a->why_not), "bytes",
+                        (json_int_t)a->bytes, "moved", (json_int_t)a->moved_bytes, "took_us",
+                        (json_int_t)(a->seconds * 1e6));
+    if (out && a->loaded_seconds >= 0)
+        json_object_set_new(out, "loaded_us", json_integer((json_int_t)(a->loaded_seconds * 1e6)));
+    free(a);
+    return out;
+}
+
+static void put_came(json_t *body, struct ws_model *m, const struct ws_version_id *id)
+{
+    json_t *came = came_json(m, id);
+    if (body && came)
+        json_object_set(body, "came", came);
+    json_decref(came);
+}
+
 void ws_presence_post(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m)
 {
     pthread_mutex_lock(&c->lock);
@@ -45,6 +72,7 @@ void ws_presence_post(struct ws_control *c, struct ws_controller *ctl, struct ws
     if (body && v) {
         json_object_set_new(body, "version", json_integer((json_int_t)ws_version_number(v)));
         json_object_set_new(body, "run", json_string(ws_version_lineage(v)));
+        put_came(body, m, &id);
     }
     if (v)
         ws_version_put(v);
@@ -73,6 +101,7 @@ void ws_presence_report(struct ws_control *c, struct ws_controller *ctl, struct 
         json_object_set_new(body, "release", json_integer((json_int_t)release));
     if (body && why)
         json_object_set_new(body, "error", json_string(why));
+    put_came(body, m, version);
     ws_model_report(m, version, verb, body);
 }
 

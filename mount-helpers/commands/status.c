@@ -1,10 +1,11 @@
 /* wsync status: what a mount serves, as tables or as JSON. Both are made of the same object, which is
- * what the mount's files say (cli/status_json.h). */
+ * what the mount's files say (fs/control/status_json.h). */
+#include "fs/control/status_json.h"
 #include "mount-helpers/cli/cli.h"
-#include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/json_print.h"
 #include "mount-helpers/cli/mounts.h"
-#include "mount-helpers/cli/status_json.h"
 #include "mount-helpers/cli/table.h"
+#include "transports/base/json_text.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -22,19 +23,28 @@ struct reading {
     json_t *models;
 };
 
+/* The file of that name of a model, or of the mount (NULL). */
+static char *read_file(const char *mount, const char *model, const char *name)
+{
+    return model ? mounts_read("%s/%s/%s", mount, model, name) : mounts_read("%s/%s", mount, name);
+}
+
 static int read_model(void *arg, const char *model)
 {
     struct reading *r = arg;
-    char *status = mounts_read("%s/%s/status", r->mount, model);
-    char *engines = status ? mounts_read("%s/%s/engines", r->mount, model) : NULL;
+    static const char *const names[] = {"status", "engines", "last_error"};
+    char *texts[3] = {NULL};
+    size_t n = 0;
     int code = CLI_OK;
-    if (engines)
-        json_array_append_new(r->models, status_json_model(model, status, engines));
+    while (n < 3 && (texts[n] = read_file(r->mount, model, names[n])))
+        n++;
+    if (n == 3)
+        json_array_append_new(r->models, ws_status_json_model(model, texts[0], texts[1], texts[2]));
     else if ((errno != ENOENT && errno != ESTALE) || r->is_one)
-        code = cli_fail("cannot read %s/%s/%s: %s%s", r->mount, model, status ? "engines" : "status",
-                        strerror(errno), mounts_hint(errno));
-    free(status);
-    free(engines);
+        code = cli_fail("cannot read %s/%s/%s: %s%s", r->mount, model, names[n], strerror(errno),
+                        mounts_hint(errno));
+    for (size_t i = 0; i < n; i++)
+        free(texts[i]);
     return code;
 }
 
@@ -42,14 +52,17 @@ static int read_model(void *arg, const char *model)
 static json_t *read_mount(const char *mount, const char *model, int *code)
 {
     struct reading r = {.mount = mount, .is_one = model, .models = json_array()};
-    char *text = mounts_read("%s/status", mount);
-    json_t *root = text ? status_json_mount(text) : NULL;
-    free(text);
-    *code = !root   ? cli_fail("cannot read %s/status: %s%s", mount, strerror(errno), mounts_hint(errno))
+    char *text = read_file(mount, NULL, "status"),
+         *error = text ? read_file(mount, NULL, "last_error") : NULL;
+    json_t *root = error ? ws_status_json_mount(text, error) : NULL;
+    *code = !root   ? cli_fail("cannot read %s/%s: %s%s", mount, text ? "last_error" : "status",
+                               strerror(errno), mounts_hint(errno))
             : model ? read_model(&r, model)
                     : mounts_each_model(mount, read_model, &r);
+    free(text);
+    free(error);
     if (*code == CLI_OK) {
-        json_object_set_new(root, "mount", json_text(mount));
+        json_object_set_new(root, "mount", ws_json_text(mount));
         json_object_set_new(root, "models", r.models);
         return root;
     }

@@ -1,10 +1,11 @@
 /* wsync why: the story of one version on one mount. The mount's events say what it did and when; the agent says when it
  * published it (agent/story/story.c), by its own clock, which is compared with this machine's. */
 #include "mount-helpers/cli/agents.h"
-#include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/json_print.h"
 #include "mount-helpers/cli/mounts.h"
 #include "mount-helpers/cli/table.h"
 #include "transports/base/clock.h"
+#include "transports/base/json_text.h"
 #include "transports/base/text.h"
 #include "transports/protocol/api.h"
 #include <errno.h>
@@ -66,7 +67,7 @@ static double time_of(const char *text)
 static void add(json_t *steps, double at, const char *event, const char *what)
 {
     json_array_append_new(steps,
-                          json_pack("{s:f,s:s,s:o}", "at", at, "step", event, "what", json_text(what)));
+                          json_pack("{s:f,s:s,s:o}", "at", at, "step", event, "what", ws_json_text(what)));
 }
 
 /* Is the line `TIME EVENT model=M version=N ...`, of that version? *what: behind it. Cuts the line. */
@@ -159,7 +160,8 @@ static void ask_agent(const struct cli_args *args, const char *mount, json_t *st
         }
         ws_source_close(agent);
     }
-    json_object_set_new(out, "agent_error", json_is_integer(published) ? json_null() : json_text(err.text));
+    json_object_set_new(out, "agent_error",
+                        json_is_integer(published) ? json_null() : ws_json_text(err.text));
     json_decref(reply);
     free(found);
 }
@@ -188,7 +190,7 @@ static void reckon(json_t *steps, json_t *out)
         }
     }
     json_object_set_new(out, "seconds", json_real(total));
-    json_object_set_new(out, "most", json_text(most));
+    json_object_set_new(out, "most", ws_json_text(most));
     json_object_set_new(out, "most_seconds", json_real(longest));
 }
 
@@ -253,8 +255,8 @@ static int run(const struct cli_args *args)
             "events since; 'wsync status %s' has what is there",
             mount, model, version, mount);
     }
-    json_object_set_new(out, "mount", json_text(mount));
-    json_object_set_new(out, "model", json_text(model));
+    json_object_set_new(out, "mount", ws_json_text(mount));
+    json_object_set_new(out, "model", ws_json_text(model));
     json_object_set_new(out, "version", json_integer((json_int_t)number));
     ask_agent(args, mount, steps, out);
     reckon(steps, out);

@@ -1,6 +1,6 @@
 /* wsync doctor: what this machine has for wsync, tried out, and what is broken. */
 #include "mount-helpers/cli/agents.h"
-#include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/json_print.h"
 #include "mount-helpers/doctor/probe.h"
 #include "transports/base/clock.h"
 #include "transports/base/text.h"

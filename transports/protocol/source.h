@@ -36,6 +36,8 @@ struct ws_source { /* the head of each transport's own struct */
     const struct ws_transport_ops *ops;
     char *url;      /* as given, without credentials */
     char *mount_id; /* of the options, or NULL */
+    atomic_uint
+        rtt_us; /* of a connection, as the kernel measured it last; 0: not measured, or by no network */
 };
 struct ws_lane {
     struct ws_source *source;
