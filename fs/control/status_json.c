@@ -251,11 +251,6 @@ static void model_line(json_t *model, char *key, char *rest)
         if (*rest)
             rest[-1] = ' '; /* the name is part of the key */
         json_array_append_new(json_object_get(model, "versions"), version_of(key + 8));
-    } else if (!strncmp(key, "history.", 8)) {
-        if (*rest)
-            rest[-1] = ' ';
-        json_array_append_new(json_object_get(model, "history"),
-                              row_of(key + 8, history_places, history_pairs, NULL));
     } else if (strcmp(key, "engines")) { /* their number: they come as objects */
         put(model, model_fields, key, rest);
     }
@@ -268,17 +263,25 @@ static void engine_line(json_t *model, char *key, char *rest)
     json_array_append_new(json_object_get(model, "engines"), row_of(key, engine_places, engine_pairs, NULL));
 }
 
-json_t *ws_status_json_model(const char *model, const char *status, const char *engines,
-                             const char *last_error)
+static void history_line(json_t *model, char *key, char *rest)
+{
+    if (*rest)
+        rest[-1] = ' ';
+    json_array_append_new(json_object_get(model, "history"),
+                          row_of(key, history_places, history_pairs, NULL));
+}
+
+json_t *ws_status_json_model(const char *model, const struct ws_status_texts *texts)
 {
     json_t *o = object_of(model_fields);
     json_object_set_new(o, "model", ws_json_text(model));
-    json_object_set_new(o, "last_error", error_of(last_error));
+    json_object_set_new(o, "last_error", error_of(texts->last_error));
     json_object_set_new(o, "versions", json_array());
     json_object_set_new(o, "history", json_array());
     json_object_set_new(o, "engines", json_array());
-    each_line(status, model_line, o);
-    each_line(engines, engine_line, o);
+    each_line(texts->status, model_line, o);
+    each_line(texts->engines, engine_line, o);
+    each_line(texts->history, history_line, o);
     return o;
 }
 
@@ -302,11 +305,15 @@ static void read_model(void *arg, struct ws_model *m)
     struct reading *r = arg;
     char *status = read_view(r->control, WS_VIEW_STATUS, m),
          *engines = read_view(r->control, WS_VIEW_ENGINES, m),
+         *history = read_view(r->control, WS_VIEW_HISTORY, m),
          *error = read_view(r->control, WS_VIEW_LAST_ERROR, m);
-    if (status && engines && error)
-        json_array_append_new(r->models, ws_status_json_model(ws_model_name(m), status, engines, error));
+    if (status && engines && history && error)
+        json_array_append_new(
+            r->models, ws_status_json_model(ws_model_name(m),
+                                            &(struct ws_status_texts){status, engines, history, error}));
     free(status);
     free(engines);
+    free(history);
     free(error);
 }
 

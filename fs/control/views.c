@@ -89,7 +89,7 @@ static void print_history(struct ws_model *m, FILE *f)
         const struct ws_arrival *e = &all[i];
         ws_event_log_time(e->ended_ns, when);
         fprintf(f,
-                "history.%" PRIu64 " %s at=%s run=%s bytes=%" PRIu64 " moved=%" PRIu64
+                "%" PRIu64 " %s at=%s run=%s bytes=%" PRIu64 " moved=%" PRIu64
                 " seconds=%.3f pulls=%u strategy=%s",
                 e->id.version, e->error[0] ? "failed" : "came", when, e->id.lineage, e->bytes, e->moved_bytes,
                 e->seconds, e->pulls, ws_way_name(e->strategy));
@@ -127,7 +127,6 @@ static void status_of_model(struct ws_control *c, struct ws_controller *ctl, str
     print_one_copy(m, f);
     print_learned(m, f);
     ws_model_each(m, print_version, f);
-    print_history(m, f);
     if (ws_model_missing_parts(m, missing, sizeof(missing)))
         fprintf(f, "lacking %s\n", missing);
 }
@@ -353,6 +352,9 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_controller *c
             fputs("none\n", f);
         if (current)
             ws_version_put(current);
+        break;
+    case WS_VIEW_HISTORY:
+        print_history(m, f);
         break;
     case WS_VIEW_ENGINES:
         print_engines(c, ctl, f);

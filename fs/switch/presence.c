@@ -3,6 +3,8 @@
 #include "transports/base/json_text.h"
 #include "transports/ways.h"
 #include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
 
 #define LEAVE_MS 1000
 
@@ -53,6 +55,21 @@ static void put_came(json_t *body, struct ws_model *m, const struct ws_version_i
     json_decref(came);
 }
 
+/* Under the lock. */
+static uint64_t hash_error(const struct ws_last_error *e)
+{
+    return e->real_ns ? XXH3_64bits(e->text, strlen(e->text)) | 1 : 0;
+}
+
+/* Under the lock. NULL: there is none. */
+static json_t *error_json(const struct ws_last_error *e)
+{
+    return e->real_ns ? json_pack("{s:o,s:s,s:o,s:I}", "command", ws_json_text(e->command), "errno",
+                                  ws_errno_name(e->code), "message", ws_json_text(e->text), "at_us",
+                                  (json_int_t)(e->real_ns / 1000))
+                      : NULL;
+}
+
 void ws_presence_post(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m)
 {
     pthread_mutex_lock(&c->lock);
@@ -63,12 +80,17 @@ void ws_presence_post(struct ws_control *c, struct ws_controller *ctl, struct ws
     const struct ws_version_id id = v ? ws_version_id(v) : (struct ws_version_id){0};
     pthread_mutex_lock(&c->lock);
     const struct engine_counts n = count(c, ctl, v ? &id : NULL);
+    json_t *error = error_json(&ctl->last_error);
+    ctl->posted_error = hash_error(&ctl->last_error);
     pthread_mutex_unlock(&c->lock);
     json_t *body =
         json_pack("{s:s,s:b,s:i,s:i,s:I}", "mount", c->mount_id, "follows", (int)follows, "engines",
                   (int)n.engines, "serving", (int)n.serving, "release", (json_int_t)release);
     if (body)
         json_object_set_new(body, "machine", ws_machine_json(c->store));
+    if (body && error)
+        json_object_set(body, "last_error", error);
+    json_decref(error);
     if (body && v) {
         json_object_set_new(body, "version", json_integer((json_int_t)ws_version_number(v)));
         json_object_set_new(body, "run", json_string(ws_version_lineage(v)));
@@ -77,6 +99,18 @@ void ws_presence_post(struct ws_control *c, struct ws_controller *ctl, struct ws
     if (v)
         ws_version_put(v);
     ws_model_report(m, NULL, "mounts", body);
+}
+
+void ws_presence_post_error(struct ws_control *c, struct ws_controller *ctl)
+{
+    pthread_mutex_lock(&c->lock);
+    const bool is_posted = ctl->posted_error == hash_error(&ctl->last_error);
+    pthread_mutex_unlock(&c->lock);
+    struct ws_model *m = is_posted || !ctl->name ? NULL : ws_store_find(c->store, ctl->name);
+    if (!m)
+        return;
+    ws_presence_post(c, ctl, m);
+    ws_model_put(m);
 }
 
 void ws_presence_post_answered(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,

@@ -33,16 +33,21 @@ static int read_model(void *arg, const char *model)
 {
     struct reading *r = arg;
     static const char *const names[] = {"status", "engines", "last_error"};
-    char *texts[3] = {NULL};
+    char *texts[3] = {NULL}, *history;
     size_t n = 0;
     int code = CLI_OK;
     while (n < 3 && (texts[n] = read_file(r->mount, model, names[n])))
         n++;
-    if (n == 3)
-        json_array_append_new(r->models, ws_status_json_model(model, texts[0], texts[1], texts[2]));
-    else if ((errno != ENOENT && errno != ESTALE) || r->is_one)
+    if (n == 3) {
+        history = read_file(r->mount, model, "history"); /* which a mount of before 0.2 does not have */
+        json_array_append_new(r->models, ws_status_json_model(model, &(struct ws_status_texts){
+                                                                         texts[0], texts[1],
+                                                                         history ? history : "", texts[2]}));
+        free(history);
+    } else if ((errno != ENOENT && errno != ESTALE) || r->is_one) {
         code = cli_fail("cannot read %s/%s/%s: %s%s", r->mount, model, names[n], strerror(errno),
                         mounts_hint(errno));
+    }
     for (size_t i = 0; i < n; i++)
         free(texts[i]);
     return code;
@@ -113,6 +118,15 @@ static void add_source(struct table *t, const json_t *source)
     add_note(t, source, "error", "error");
 }
 
+/* Of the mount, or a model. */
+static void print_last_error(const json_t *o, const char *indent)
+{
+    const json_t *e = json_object_get(o, "last_error");
+    if (json_is_object(e))
+        printf("%slast error: %s: %s (%s, at %s)\n", indent, text_of(e, "command", "?"),
+               text_of(e, "message", "?"), text_of(e, "errno", "?"), text_of(e, "time", "?"));
+}
+
 static void print_mount(const json_t *m)
 {
     static const struct table_column columns[] = {
@@ -123,6 +137,7 @@ static void print_mount(const json_t *m)
     printf("%s  %s\n", text_of(m, "mount", "?"), text_of(m, "reads", ""));
     if (*text_of(m, "config_error", ""))
         printf("  config not as it is in the file: %s\n", text_of(m, "config_error", ""));
+    print_last_error(m, "  ");
     printf("  cache %s of %s used", cli_size(number_of(m, "used_bytes")),
            cli_size(number_of(m, "cache_bytes")));
     if (number_of(m, "waiting_bytes"))
@@ -229,6 +244,7 @@ static void print_model(const json_t *m, bool more)
         printf("      config differs: %s\n", text_of(m, "config_differs", ""));
     if (*text_of(m, "learned", ""))
         printf("      learned: %s\n", text_of(m, "learned", ""));
+    print_last_error(m, "      ");
     if (*text_of(m, "lacking", ""))
         printf("      lacking: %s\n", text_of(m, "lacking", ""));
     if (json_array_size(versions))

@@ -90,6 +90,7 @@ static void free_mount(struct ws_fleet_mount *m)
 {
     json_decref(m->machine);
     json_decref(m->came);
+    json_decref(m->last_error);
     free(m->mount_id);
     free(m);
 }
@@ -224,6 +225,12 @@ void ws_fleet_record_came(struct ws_fleet_mount *m, const json_t *said)
     m->came = ws_said_take_came(said);
 }
 
+void ws_fleet_record_error(struct ws_fleet_mount *m, const json_t *said)
+{
+    json_decref(m->last_error);
+    m->last_error = ws_said_take_error(said);
+}
+
 void ws_fleet_record_prepared(struct ws_fleet_mount *m, const struct ws_version_id *to)
 {
     if (ws_version_id_equal(&m->failed, to))
@@ -339,6 +346,8 @@ json_t *ws_fleet_json(const struct ws_fleet *f, uint64_t now_ns)
             json_object_set_new(one, "identity", json_string(m->owner));
         if (m->came)
             json_object_set_new(one, "came", json_deep_copy(m->came));
+        if (m->last_error)
+            json_object_set_new(one, "last_error", json_deep_copy(m->last_error));
         if (m->machine)
             json_object_set_new(one, "machine", json_deep_copy(m->machine));
         if (m->machine)

@@ -28,3 +28,10 @@ json_t *ws_said_take_came(const json_t *said)
     static const char *const numbers[] = {"bytes", "moved", "took_us", "loaded_us", NULL};
     return ws_said_take(said, texts, numbers);
 }
+
+json_t *ws_said_take_error(const json_t *said)
+{
+    static const char *const texts[] = {"command", "errno", "message", NULL};
+    static const char *const numbers[] = {"at_us", NULL};
+    return ws_said_take(said, texts, numbers);
+}

@@ -11,5 +11,7 @@
 json_t *ws_said_take(const json_t *said, const char *const *texts, const char *const *numbers);
 /* What a report's "came" says: how the version that it is about came to the mount. */
 json_t *ws_said_take_came(const json_t *said);
+/* What "last_error" says. */
+json_t *ws_said_take_error(const json_t *said);
 
 #endif

@@ -120,6 +120,7 @@ static int record_presence(struct ws_agent_model *m, const char *owner, const js
     mount->follows = json_is_true(json_object_get(body, "follows"));
     read_engines(mount, body);
     ws_fleet_record_came(mount, json_object_get(body, "came"));
+    ws_fleet_record_error(mount, json_object_get(body, "last_error"));
     ws_fleet_record_machine(mount, json_object_get(body, "machine"), ws_clock_ns(), ws_clock_day_ns());
     struct ws_version_id serves = ws_version_id_make(
         (uint64_t)json_integer_value(json_object_get(body, "version")), lineage ? lineage : "");
