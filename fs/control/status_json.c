@@ -224,9 +224,11 @@ static const struct field version_pairs[] = {
 };
 static const struct field history_places[] = {{"name", TEXT, NULL}, {"state", TEXT, NULL}, {0}};
 static const struct field history_pairs[] = {
-    {"at", TEXT, NULL},        {"run", TEXT, NULL},      {"bytes", INTEGER, NULL}, {"moved", INTEGER, NULL},
-    {"seconds", NUMBER, NULL}, {"pulls", INTEGER, NULL}, {"strategy", NAME, NULL}, {"loaded", SECONDS, NULL},
-    {"how", TEXT, NULL},       {"why_not", TEXT, NULL},  {"error", TEXT, NULL},    {0},
+    {"at", TEXT, NULL},        {"run", TEXT, NULL},       {"bytes", INTEGER, NULL},
+    {"moved", INTEGER, NULL},  {"seconds", NUMBER, NULL}, {"pulls", INTEGER, NULL},
+    {"strategy", NAME, NULL},  {"first", SECONDS, NULL},  {"stalls", INTEGER, NULL},
+    {"stalled", NUMBER, NULL}, {"loaded", SECONDS, NULL}, {"how", TEXT, NULL},
+    {"why_not", TEXT, NULL},   {"error", TEXT, NULL},     {0},
 };
 static const char *const version_flags[] = {"pinned", "gone-at-source", NULL};
 static const struct field engine_places[] = {{"name", TEXT, NULL},    {"state", TEXT, NULL},

@@ -93,6 +93,8 @@ static void print_history(struct ws_model *m, FILE *f)
                 " seconds=%.3f pulls=%u strategy=%s",
                 e->id.version, e->error[0] ? "failed" : "came", when, e->id.lineage, e->bytes, e->moved_bytes,
                 e->seconds, e->pulls, ws_way_name(e->strategy));
+        if (e->first_seconds >= 0)
+            fprintf(f, " first=%.3f stalls=%u stalled=%.3f", e->first_seconds, e->stalls, e->stalled_seconds);
         if (e->loaded_seconds >= 0)
             fprintf(f, " loaded=%.3f", e->loaded_seconds);
         print_quoted(f, "how", e->how);

@@ -15,6 +15,15 @@ void ws_outcome_set_strategy(struct ws_version *v, const struct ws_source_select
     v->strategy = atomic_load(&sel->used);
 }
 
+void ws_outcome_set_pace(struct ws_version *v, struct ws_source_select *sel)
+{
+    ws_pace_end(&sel->pace, ws_clock_ns());
+    const uint64_t first_ns = atomic_load(&sel->pace.first_ns);
+    v->first_seconds = first_ns > v->pull_began_ns ? (double)(first_ns - v->pull_began_ns) / 1e9 : -1;
+    v->stalls = atomic_load(&sel->pace.n_stalls);
+    v->stalled_seconds = (double)atomic_load(&sel->pace.stalled_ns) / 1e9;
+}
+
 void ws_outcome_clear_error(struct ws_version *v)
 {
     free(v->error);

@@ -44,6 +44,9 @@ void ws_arrivals_add(struct ws_version *v)
     e->bytes = manifest ? manifest->total_bytes : v->listed_bytes;
     e->moved_bytes = atomic_load(&v->moved_bytes);
     e->seconds = v->pull_seconds;
+    e->first_seconds = v->first_seconds;
+    e->stalls = v->stalls;
+    e->stalled_seconds = v->stalled_seconds;
     e->strategy = v->strategy;
     e->loaded_seconds = -1;
     snprintf(e->how, sizeof(e->how), "%s", v->error ? "" : v->how);

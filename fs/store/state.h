@@ -123,7 +123,8 @@ struct ws_version {
     int error_code; /* of the last pull that failed, positive */
     char *error;
     uint64_t failed_ns, pull_began_ns;
-    double pull_seconds;
+    double pull_seconds, first_seconds, stalled_seconds; /* as in ws_version_info */
+    unsigned stalls;
     char how[WS_HOW_CHARS];
     int strategy;               /* of the last pull */
     char *why_not;              /* NULL: no pull has ended */

@@ -140,10 +140,11 @@ void ws_model_pulls(struct ws_model *m, struct ws_histogram *out); /* seconds of
 #define WS_ARRIVALS 64 /* entries; the oldest gives way */
 struct ws_arrival {
     struct ws_version_id id;
-    unsigned pulls;              /* that ended so: all but the last one failed */
-    uint64_t ended_ns;           /* the last one, CLOCK_REALTIME */
-    uint64_t bytes, moved_bytes; /* of the version; over the network for it */
-    double seconds;              /* of the last pull */
+    unsigned pulls;                                 /* that ended so: all but the last one failed */
+    uint64_t ended_ns;                              /* the last one, CLOCK_REALTIME */
+    uint64_t bytes, moved_bytes;                    /* of the version; over the network for it */
+    double seconds, first_seconds, stalled_seconds; /* of the last pull, as in ws_version_info */
+    unsigned stalls;
     double
         loaded_seconds; /* from when the mount heard of it to when the engines had it; below 0: not so yet */
     int strategy;       /* WS_NO_WAY: none carried weights */
@@ -215,11 +216,14 @@ struct ws_version_info {
     char lineage[WS_LINEAGE_CHARS + 1];
     char digest[33];
     enum ws_version_state state;
-    char how[WS_HOW_CHARS];               /* "tcp full", "ipc", "tcp delta from 41: 30 MB of 3.4 GB", "" */
-    int strategy;                         /* of the last pull; WS_NO_WAY: none carried weights */
-    char why_not[WS_WHY_NOT_CHARS];       /* why each better strategy was not used */
-    double pull_seconds;                  /* of the finished or the running pull */
-    uint64_t created_ns;                  /* when it was published, CLOCK_REALTIME; 0: unknown */
+    char how[WS_HOW_CHARS];         /* "tcp full", "ipc", "tcp delta from 41: 30 MB of 3.4 GB", "" */
+    int strategy;                   /* of the last pull; WS_NO_WAY: none carried weights */
+    char why_not[WS_WHY_NOT_CHARS]; /* why each better strategy was not used */
+    double pull_seconds;            /* of the finished or the running pull */
+    double first_seconds;           /* of a finished one, until its first byte came; below 0: none did */
+    unsigned stalls;                /* of that: how often no byte came for WS_STALL_NS and more */
+    double stalled_seconds;         /* all of them */
+    uint64_t created_ns;            /* when it was published, CLOCK_REALTIME; 0: unknown */
     bool pinned, has_manifest, at_source; /* at_source: a source still serves it, or all its parts */
     unsigned n_sources;                   /* that list it whole */
     uint64_t bad_blocks;                  /* blocks fetched again because a hash differed */
