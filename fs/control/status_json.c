@@ -104,21 +104,14 @@ static json_t *row_of(char *line, const struct field *places, const struct field
 /* --- the mount --- */
 
 static const struct field mount_fields[] = {
-    {"mountpoint", TEXT, NULL},
-    {"reads", TEXT, NULL},
-    {"cache_bytes", INTEGER, NULL},
-    {"used_bytes", INTEGER, NULL},
-    {"waiting_bytes", INTEGER, NULL},
-    {"moved_bytes", INTEGER, NULL},
-    {"pulls", INTEGER, NULL},
-    {"pulls_failed", INTEGER, NULL},
-    {"retries", INTEGER, NULL},
-    {"bad_blocks", INTEGER, NULL},
-    {"on_demand_bytes", INTEGER, NULL},
-    {"config", TEXT, NULL},
-    {"config_error", TEXT, NULL},
-    {"link_bytes_s", INTEGER, NULL},
-    {0},
+    {"mountpoint", TEXT, NULL},         {"reads", TEXT, NULL},
+    {"cache_bytes", INTEGER, NULL},     {"used_bytes", INTEGER, NULL},
+    {"waiting_bytes", INTEGER, NULL},   {"moved_bytes", INTEGER, NULL},
+    {"pulls", INTEGER, NULL},           {"pulls_failed", INTEGER, NULL},
+    {"retries", INTEGER, NULL},         {"bad_blocks", INTEGER, NULL},
+    {"on_demand_bytes", INTEGER, NULL}, {"config", TEXT, NULL},
+    {"settings", TEXT, NULL},           {"config_error", TEXT, NULL},
+    {"link_bytes_s", INTEGER, NULL},    {0},
 };
 static const struct field source_places[] = {{"up", TEXT, NULL}, {0}};
 static const struct field source_pairs[] = {

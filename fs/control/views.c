@@ -158,6 +158,8 @@ static void status_of_mount(struct ws_control *c, FILE *f)
         print_quoted(f, "error", sources[i].error);
         fputc('\n', f);
     }
+    if (c->settings_path)
+        fprintf(f, "settings %s\n", c->settings_path);
     if (s.link_bytes_s)
         fprintf(f, "link_bytes_s %" PRIu64 "\n", s.link_bytes_s);
     ws_store_each(c->store, print_model, f);
