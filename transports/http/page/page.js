@@ -45,23 +45,56 @@ function fill(cell, value) {
   cell.append(all);
 }
 
-function rowOf(columns, row) {
-  const out = make("tr", undefined, row.bad ? "bad" : row.none ? "none" : "");
-  out.setAttribute("role", "row");
+// Makes a row's cells what they are to be; those that are so already stay, with what a reader has opened in them.
+function update(out, columns, row) {
+  out.className = row.bad ? "bad" : row.none ? "none" : "";
   row.cells.forEach((value, i) => {
+    const text = JSON.stringify(value);
+    if (out.shown[i] === text) return;
+    out.shown[i] = text;
     const cell = make(i ? "td" : "th", undefined, row.none ? "" : columns[i][1] || "");
     cell.setAttribute("role", i ? "cell" : "rowheader");
     cell.dataset.column = columns[i][0];
     if (!i) cell.scope = "row";
     if (row.none) cell.colSpan = columns.length;
     fill(cell, value);
-    out.append(cell);
+    if (out.cells[i]) out.cells[i].replaceWith(cell);
+    else out.append(cell);
   });
+}
+
+function newRow() {
+  const out = make("tr");
+  out.setAttribute("role", "row");
+  out.shown = [];
   return out;
 }
 
-// Columns: [name, "number" or "long" where it is one]. A table stays in the document and only rows that differ change, so that the focus and a reader's place are kept. Roles are
-// said, as a narrow page shows rows as blocks.
+// Rows are the same ones while their first cell is; none is moved, so that the focus and a reader's place are kept.
+function arrange(table, columns, rows) {
+  const count = new Map(), wanted = new Map(), body = table.tBodies[0];
+  for (const row of rows) {
+    const n = (count.get(row.cells[0]) ?? 0) + 1;
+    count.set(row.cells[0], n);
+    wanted.set(`${row.none} ${n} ${row.cells[0]}`, row);
+  }
+  for (const [key, out] of table.rowOf) {
+    if (wanted.has(key)) continue;
+    out.remove();
+    table.rowOf.delete(key);
+  }
+  let place = body.firstChild;
+  for (const [key, row] of wanted) {
+    const out = table.rowOf.get(key) ?? newRow();
+    table.rowOf.set(key, out);
+    if (out === place) place = place.nextSibling;
+    else body.insertBefore(out, place);
+    update(out, columns, row);
+  }
+}
+
+// Columns: [name, "number" or "long" where it is one]. A table stays in the document. Roles are said, as a narrow page shows
+// rows as blocks.
 function show(title, columns, rows) {
   let table = tables.get(title);
   if (!table) {
@@ -81,19 +114,9 @@ function show(title, columns, rows) {
     table.tBodies[0].setAttribute("role", "rowgroup");
     at("main").append(table);
     tables.set(title, table);
-    table.shown = [];
+    table.rowOf = new Map();
   }
-  const wanted = rows.length ? rows : [{none: true, cells: ["none"]}], body = table.tBodies[0];
-  wanted.forEach((row, i) => {
-    const text = JSON.stringify(row);
-    if (table.shown[i] === text) return;
-    table.shown[i] = text;
-    const fresh = rowOf(columns, row);
-    if (body.rows[i]) body.rows[i].replaceWith(fresh);
-    else body.append(fresh);
-  });
-  table.shown.length = wanted.length;
-  while (body.rows.length > wanted.length) body.deleteRow(-1);
+  arrange(table, columns, rows.length ? rows : [{none: true, cells: ["none"]}]);
 }
 
 // How a version came, and why by no better way.
