@@ -1,4 +1,5 @@
 #include "fs/probes.h"
+#include "fs/control/status_json.h"
 #include "fs/engines/control.h"
 #include "fs/switch/adapter_steps.h"
 #include "transports/base/log.h"
@@ -231,6 +232,13 @@ static void serve_metrics(void *self, struct ws_http_incoming *in, struct ws_htt
         a->text = NULL;
 }
 
+static void serve_status(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
+{
+    struct ws_probes *p = self;
+    (void)in;
+    a->json = ws_status_json(p->control);
+}
+
 static void serve_ready(void *self, struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     struct ws_probes *p = self;
@@ -254,18 +262,19 @@ static void serve_nothing(void *self, struct ws_http_incoming *in, struct ws_htt
     (void)self;
     (void)in;
     a->status = 404;
-    a->json =
-        json_pack("{s:s}", "error", "there is /, /healthz, /metrics and /ready/MODEL[/ENGINE][?behind=N]");
+    a->json = json_pack("{s:s}", "error",
+                        "there is /, /healthz, /metrics, /v1/status and /ready/MODEL[/ENGINE][?behind=N]");
 }
 
-/* By a method that is none of theirs; or metrics, where tokens are asked for. */
+/* By a method that is none of theirs; or metrics or status, where tokens are asked for. */
 static void refuse(void *self, const struct ws_http_incoming *in, struct ws_http_answer *a)
 {
     (void)self;
     (void)in;
-    a->json = json_pack("{s:s}", "error",
-                        a->status == 405 ? "probes are only read: GET"
-                                         : "metrics ask for the role read: Authorization: Bearer TOKEN");
+    a->json =
+        json_pack("{s:s}", "error",
+                  a->status == 405 ? "probes are only read: GET"
+                                   : "metrics and status ask for the role read: Authorization: Bearer TOKEN");
 }
 
 /* They are of all models. */
@@ -279,6 +288,7 @@ static void need_all_models(void *self, struct ws_http_incoming *in, struct ws_h
 static const struct ws_http_route routes[] = {
     WS_HTTP_ROUTE(WS_HTTP_READ, "/healthz", OPEN, serve_health),
     {WS_HTTP_READ, "/metrics", WS_ROLE_READ, serve_metrics, need_all_models},
+    {WS_HTTP_READ, "/v1/status", WS_ROLE_READ, serve_status, need_all_models},
     WS_HTTP_ROUTE(WS_HTTP_READ, "/", OPEN, ws_page_serve),
     WS_HTTP_ROUTE(WS_HTTP_READ, "/ready/*", OPEN, serve_ready),
     WS_HTTP_ROUTE(WS_HTTP_READ, "*", OPEN, serve_nothing),

@@ -2,6 +2,7 @@
  *
  *     GET /healthz                              the mount answers
  *     GET /metrics                              as the file metrics
+ *     GET /v1/status                            as wsync status --json
  *     GET /ready/{model}[?behind=N]             all engines of the model
  *     GET /ready/{model}/{engine}[?behind=N]    one: 200 or 503 with the reason
  *

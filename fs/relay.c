@@ -1,4 +1,5 @@
 #include "fs/relay.h"
+#include "fs/control/status_json.h"
 #include "fs/proofs.h"
 #include "fs/store/content.h"
 #include "fs/store/delta_cache.h"
@@ -40,6 +41,7 @@ struct relay_lease {
 
 struct ws_relay {
     struct ws_store *store;
+    struct ws_control *control;
     struct ws_tcp_server *server;
     struct ws_proofs *proofs;
     _Atomic(uint64_t) seq;
@@ -415,6 +417,7 @@ static const struct ws_api_route *const *relay_routes(void *self)
 {
     static const struct ws_api_route table[] = {
         WS_API_ROUTE("GET", "/metrics", READ),
+        WS_API_ROUTE("GET", "/v1/status", READ),
         WS_API_ROUTE("GET", "/v1/{model}/{version}/" WS_PROOF_VERB, READ),
         {0},
     };
@@ -447,6 +450,9 @@ static int relay_route(void *self, const struct ws_identity *who, const char *me
     if (strcmp(method, "GET") == 0 && ws_api_parse(path, query, &q, NULL) == 0 && q.has_version &&
         strcmp(q.verb, WS_PROOF_VERB) == 0)
         return relay_signature(r, &q, query, reply, err);
+    if (strcmp(method, "GET") == 0 && strcmp(path, "/v1/status") == 0)
+        return (*reply = ws_status_json(r->control)) ? 0
+                                                     : ws_error_set(err, ENOMEM, "no memory for the status");
     if (strcmp(path, "/metrics") != 0) /* as .../map, which the socket of an agent has */
         return relay_no_route(self, method, path, err);
     FILE *f = open_memstream(text, &n);
@@ -468,6 +474,7 @@ static int relay_route(void *self, const struct ws_identity *who, const char *me
             "# TYPE wsync_relay_ended_total counter\n",
             s.bytes_sent, s.requests, s.connections, s.unknown, s.forbidden);
     ws_tcp_server_print_ended(&s, "wsync_relay_ended_total", f);
+    ws_tcp_server_print_certificate(&s, "wsync_relay_certificate_end_timestamp_seconds", f);
     return fclose(f) == 0 ? 0 : ws_error_set(err, ENOMEM, "no memory for the metrics");
 }
 
@@ -510,8 +517,8 @@ static void on_change(void *arg, enum ws_store_event change, struct ws_model *m,
     pthread_mutex_unlock(&r->lock);
 }
 
-int ws_relay_new(struct ws_relay **out, struct ws_store *store, const struct ws_tcp_server_options *options,
-                 struct ws_error *err)
+int ws_relay_new(struct ws_relay **out, struct ws_store *store, struct ws_control *control,
+                 const struct ws_tcp_server_options *options, struct ws_error *err)
 {
     struct ws_relay *r = calloc(1, sizeof(*r));
     int rc;
@@ -519,6 +526,7 @@ int ws_relay_new(struct ws_relay **out, struct ws_store *store, const struct ws_
     if (!r)
         return ws_error_set(err, ENOMEM, "no memory to serve other mounts");
     r->store = store;
+    r->control = control;
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
     atomic_init(&r->seq, ws_clock_day_ns() /

@@ -12,12 +12,12 @@
  * below. It takes no reports, and of what is desired it passes on only which version was released last. */
 #ifndef WS_FS_RELAY_H
 #define WS_FS_RELAY_H
-#include "fs/store/store.h"
+#include "fs/engines/control.h"
 #include "transports/tcp/tcp.h"
 
 struct ws_relay;
-/* Before the first source is added. What ws_tcp_server_new says. */
-WS_MUST_USE int ws_relay_new(struct ws_relay **out, struct ws_store *store,
+/* Before the first source is added. control: whose status it shows. What ws_tcp_server_new says. */
+WS_MUST_USE int ws_relay_new(struct ws_relay **out, struct ws_store *store, struct ws_control *control,
                              const struct ws_tcp_server_options *options, struct ws_error *err);
 unsigned ws_relay_port(const struct ws_relay *r);
 /* Ends the server and puts what its readers held: before ws_store_stop. NULL is fine. */

@@ -354,7 +354,7 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
         serve.access.token_file = fs->options.store.source.token_file;
     }
     serve.access.makes_local_token = true;
-    if (serve.listen && (rc = ws_relay_new(&fs->relay, fs->store, &serve, err)) < 0)
+    if (serve.listen && (rc = ws_relay_new(&fs->relay, fs->store, fs->control, &serve, err)) < 0)
         return rc;
     if (fs->relay && fs->options.asks_parents)
         ws_store_serves_at(fs->store, ws_relay_port(fs->relay), serve.tls_cert_file);

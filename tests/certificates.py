@@ -17,12 +17,14 @@ class Authority:
         self.file = unique("authority") + ".pem"
         self.ca.cert_pem.write_to_path(self.file)
 
-    def certificate(self, *names, expired=False):
-        """Files of a certificate for these host names and addresses (default: this host's), and of its key."""
+    def certificate(self, *names, expired=False, days=None, to=None):
+        """Files of a certificate for these host names and addresses (default: this host's), and of its key; days: until it ends; to: files
+        that are written again."""
         now = datetime.datetime.now(datetime.timezone.utc)
-        dates = {"not_before": now - datetime.timedelta(days=9), "not_after": now - datetime.timedelta(days=1)} if expired else {}
+        days = -1 if expired else days
+        dates = {} if days is None else {"not_before": now - datetime.timedelta(days=9), "not_after": now + datetime.timedelta(days=days)}
         made = self.ca.issue_cert(*(names or ("localhost", "127.0.0.1")), **dates)
-        cert, key = unique("cert") + ".pem", unique("key") + ".pem"
+        cert, key = to or (unique("cert") + ".pem", unique("key") + ".pem")
         made.cert_chain_pems[0].write_to_path(cert)
         made.private_key_pem.write_to_path(key)
         return cert, key

@@ -23,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PACE_CHARS   96
 #define IDLE_LOOK_NS 10000000L
 #define END_NS       (30 * WS_SECOND_NS) /* for the rollback of switches that the mount's end interrupts */
 
@@ -180,12 +181,22 @@ void ws_control_record_absent(struct ws_control *c, struct ws_version *v, const 
         (void)ws_controller_fail(c, ctl, command, why);
 }
 
+/* Of a pull that has ended: when its first byte came, and how often and for how long none did. Empty: none came. */
+static void print_pace(const struct ws_version_info *info, char out[PACE_CHARS])
+{
+    const bool has_ended = info->state == WS_READY || info->state == WS_ACTIVE || info->state == WS_FAILED;
+    out[0] = 0;
+    if (has_ended && info->first_seconds >= 0)
+        snprintf(out, PACE_CHARS, " first=%.3f stalls=%u stalled=%.3f", info->first_seconds, info->stalls,
+                 info->stalled_seconds);
+}
+
 static void on_change(void *arg, enum ws_store_event change, struct ws_model *m, struct ws_version *v)
 {
     struct ws_control *c = arg;
     struct ws_controller *ctl = ws_controller_get(c, ws_model_name(m));
     struct ws_version_info info = {0};
-    char why[WS_ERROR_TEXT];
+    char why[WS_ERROR_TEXT], pace[PACE_CHARS];
     if (!ctl || atomic_load(&c->stop))
         return;
     if (v)
@@ -215,9 +226,10 @@ static void on_change(void *arg, enum ws_store_event change, struct ws_model *m,
                             info.number, info.lineage, info.total_bytes);
         break;
     case WS_VERSION_STATE:
-        ws_controller_event(c, ctl, "%s model=%s version=%" PRIu64 " how=\"%s\" seconds=%.3f%s%s%s",
+        print_pace(&info, pace);
+        ws_controller_event(c, ctl, "%s model=%s version=%" PRIu64 " how=\"%s\" seconds=%.3f%s%s%s%s",
                             ws_version_state_name(info.state), ctl->name, info.number, info.how,
-                            info.pull_seconds, info.error[0] ? " why=\"" : "",
+                            info.pull_seconds, pace, info.error[0] ? " why=\"" : "",
                             ws_controller_quotable(info.error, why), info.error[0] ? "\"" : "");
         if (info.state == WS_FAILED)
             record_failed_pull(c, ctl, &info);

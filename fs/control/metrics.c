@@ -1,6 +1,7 @@
 #include "fs/control/metrics.h"
 #include "transports/base/audit_log.h"
 #include "transports/base/clock.h"
+#include "transports/http/certificate.h"
 #include <inttypes.h>
 #include <string.h>
 
@@ -242,6 +243,11 @@ void ws_metrics_print(struct ws_control *c, FILE *f)
     store_figures(c->store, f);
     family(f, "audit_lost_total", "counter", "Entries that the audit log had no room for.");
     fprintf(f, "wsync_audit_lost_total %" PRIu64 "\n", ws_audit_log_lost());
+    family(f, "certificate_end_timestamp_seconds", "gauge",
+           "When the client certificate for sources ends, in seconds since 1970.");
+    const uint64_t end = ws_certificate_file_end(ws_store_certificate(c->store));
+    if (end)
+        fprintf(f, "wsync_certificate_end_timestamp_seconds %" PRIu64 "\n", end);
     family(f, "current_version", "gauge", "The version that is current; 0: none.");
     ws_store_each(c->store, current_version, &p);
     family(f, "behind", "gauge", "Versions between the current one and the newest that is known.");

@@ -80,6 +80,31 @@ static void print_learned(struct ws_model *m, FILE *f)
         fprintf(f, "learned %zu tensors, learning %s\n", i.n_tensors, i.is_over ? "ended" : "yes");
 }
 
+static void print_history(struct ws_model *m, FILE *f)
+{
+    struct ws_arrival *all;
+    const size_t n = ws_model_arrivals(m, &all);
+    char when[WS_TIME_CHARS];
+    for (size_t i = 0; i < n; i++) {
+        const struct ws_arrival *e = &all[i];
+        ws_event_log_time(e->ended_ns, when);
+        fprintf(f,
+                "%" PRIu64 " %s at=%s run=%s bytes=%" PRIu64 " moved=%" PRIu64
+                " seconds=%.3f pulls=%u strategy=%s",
+                e->id.version, e->error[0] ? "failed" : "came", when, e->id.lineage, e->bytes, e->moved_bytes,
+                e->seconds, e->pulls, ws_way_name(e->strategy));
+        if (e->first_seconds >= 0)
+            fprintf(f, " first=%.3f stalls=%u stalled=%.3f", e->first_seconds, e->stalls, e->stalled_seconds);
+        if (e->loaded_seconds >= 0)
+            fprintf(f, " loaded=%.3f", e->loaded_seconds);
+        print_quoted(f, "how", e->how);
+        print_quoted(f, "why_not", e->why_not);
+        print_quoted(f, "error", e->error);
+        fputc('\n', f);
+    }
+    free(all);
+}
+
 static void status_of_model(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m, FILE *f)
 {
     print_link(f, "current", ws_model_current(m));
@@ -128,9 +153,15 @@ static void status_of_mount(struct ws_control *c, FILE *f)
     for (size_t i = 0; i < n; i++) {
         fprintf(f, "source %s %s transport=%s contact=%.1f", sources[i].url, sources[i].up ? "up" : "down",
                 sources[i].transport, sources[i].seconds_since_contact);
+        if (sources[i].rtt_us)
+            fprintf(f, " rtt=%.6f", sources[i].rtt_us / 1e6);
         print_quoted(f, "error", sources[i].error);
         fputc('\n', f);
     }
+    if (c->settings_path)
+        fprintf(f, "settings %s\n", c->settings_path);
+    if (s.link_bytes_s)
+        fprintf(f, "link_bytes_s %" PRIu64 "\n", s.link_bytes_s);
     ws_store_each(c->store, print_model, f);
     free(sources);
 }
@@ -190,7 +221,8 @@ static void print_engine(const struct ws_engine *e, const char *run, FILE *f)
 {
     fprintf(f, "%s %s ", e->name, ws_engine_state_name(e->condition.state));
     print_served(e, run, f);
-    fprintf(f, " %s %s pause=%.3f", e->ops->kind, e->url ? e->url : "-", e->pause_seconds);
+    fprintf(f, " %s %s pause=%.3f pauses=%" PRIu64 " paused=%.3f", e->ops->kind, e->url ? e->url : "-",
+            e->pause_seconds, ws_histogram_count(&e->pauses), e->pauses.sum);
     if (e->facts.draft[0])
         fprintf(f, " draft=%s", e->facts.draft);
     print_members(e, f);
@@ -324,6 +356,9 @@ static int show(struct ws_control *c, enum ws_view view, struct ws_controller *c
             fputs("none\n", f);
         if (current)
             ws_version_put(current);
+        break;
+    case WS_VIEW_HISTORY:
+        print_history(m, f);
         break;
     case WS_VIEW_ENGINES:
         print_engines(c, ctl, f);

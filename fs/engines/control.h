@@ -38,6 +38,7 @@ enum ws_view {
     WS_VIEW_CHANGED,    /* version: .wsync/changed; takes long */
     WS_VIEW_CUDA_IPC, /* version: .wsync/cuda_ipc.json, where an agent of this host shares it; asks the agent
                        */
+    WS_VIEW_HISTORY, /* model: how the last versions came; after those before it, whose numbers inodes have */
     WS_VIEW_COUNT
 };
 /* Text of a view now (malloc'ed, caller frees). model NULL: the root's; v only for version views. */

@@ -93,6 +93,7 @@ struct ws_controller {
     struct ws_desired desired;      /* as it was seen last */
     uint64_t signed_ns; /* time of the youngest signed version that was current, also of a daemon before */
     struct ws_last_error last_error;
+    uint64_t posted_error; /* the hash of the one that agents were told; 0: of none */
     uint64_t switches_ok, switches_failed;
 };
 

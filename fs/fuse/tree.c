@@ -19,10 +19,10 @@ static const struct view_name root_views[] = {{WS_VIEW_CTL, "ctl"},
                                               {WS_VIEW_EVENTS, "events"},
                                               {WS_VIEW_METRICS, "metrics"},
                                               {WS_VIEW_LAST_ERROR, "last_error"}};
-static const struct view_name model_views[] = {{WS_VIEW_VERSION, "version"},      {WS_VIEW_CTL, "ctl"},
-                                               {WS_VIEW_STATUS, "status"},        {WS_VIEW_EVENTS, "events"},
-                                               {WS_VIEW_ENGINES, "engines"},      {WS_VIEW_POLICY, "policy"},
-                                               {WS_VIEW_LAST_ERROR, "last_error"}};
+static const struct view_name model_views[] = {
+    {WS_VIEW_VERSION, "version"},       {WS_VIEW_CTL, "ctl"},         {WS_VIEW_STATUS, "status"},
+    {WS_VIEW_EVENTS, "events"},         {WS_VIEW_ENGINES, "engines"}, {WS_VIEW_POLICY, "policy"},
+    {WS_VIEW_LAST_ERROR, "last_error"}, {WS_VIEW_HISTORY, "history"}};
 static const struct view_name meta_views[] = {{WS_VIEW_MANIFEST, "manifest.json"},
                                               {WS_VIEW_STATE, "state"},
                                               {WS_VIEW_PROGRESS, "progress"},

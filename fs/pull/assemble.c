@@ -76,8 +76,8 @@ static int check_part(struct assembly *a, unsigned i, enum ws_goal goal, struct 
         return 0;
     if (w->pull) { /* how urgent it is may have risen */
         const uint64_t came = w->store->puller->progress_ns(w->pull);
-        if (came > atomic_load(&a->selection->came_ns))
-            atomic_store(&a->selection->came_ns, came);
+        if (came > atomic_load(&a->selection->pace.last_ns))
+            ws_pace_note(&a->selection->pace, came);
         int rc = w->store->puller->request(w, goal, (enum ws_priority)atomic_load(a->priority));
         return rc < 0 && !w->pull ? rc : -EAGAIN;
     }
@@ -461,8 +461,7 @@ static void store_block(struct ws_version *w, size_t file, size_t block, const u
         return;
     ws_content_arrived(w, file, block);
     ws_part_view_arrived(w, file, block);
-    atomic_fetch_add(&w->moved_bytes, n);
-    atomic_fetch_add(&w->store->moved_bytes, n);
+    ws_version_moved(w, n);
 }
 
 /* What describes a part came in blocks, which are stored. Mounts that ask for one find it in one place or the other. */

@@ -1,5 +1,6 @@
 #include "fs/pull/broadcast.h"
 #include "fs/store/content.h"
+#include "fs/store/version.h"
 #include "fs/store/waiters.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
@@ -34,8 +35,7 @@ static int on_block(void *arg, size_t file, size_t block, uint64_t hash)
     const unsigned char *bytes =
         (unsigned char *)ws_region_data(ws_content_region(v, file)) + block * WS_BLOCK_BYTES;
 
-    atomic_fetch_add(&v->moved_bytes, len);
-    atomic_fetch_add(&v->store->moved_bytes, len);
+    ws_version_moved(v, len);
     if (hash != f->hashes[block] || !ws_content_is_as_signed(v, file, block, bytes)) {
         atomic_fetch_add(&v->bad_blocks, 1);
         atomic_fetch_add(&v->store->bad_blocks, 1);

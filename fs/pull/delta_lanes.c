@@ -124,8 +124,7 @@ static int on_record(void *arg, struct ws_delta_record *r)
     const bool wanted = ws_version_wants(v, file, block);
     int rc = wanted ? ws_delta_add(p->chain[l->step], r) : 0; /* it is the delta's now */
 
-    atomic_fetch_add(&v->moved_bytes, bytes);
-    atomic_fetch_add(&v->store->moved_bytes, bytes);
+    ws_version_moved(v, bytes);
     atomic_store(&p->selection->progress_ns, ws_clock_ns());
     if (rc < 0)
         release_coming(l); /* it was one too many */
@@ -174,7 +173,7 @@ static int fetch_part(struct lane *l, struct ws_error *err)
         .level = ws_cost_zstd_level(&p->version->store->speeds),
         .sink = {.admit = on_coming, .record = on_record, .grows = grows, .arg = l},
         .cancel = &attempt.leave,
-        .came_ns = &p->selection->came_ns};
+        .pace = &p->selection->pace};
     struct ws_lane *lane = NULL;
     struct ws_error none;
     int rc = ws_source_select_next(p->selection, &attempt, err);

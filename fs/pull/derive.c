@@ -67,8 +67,8 @@ static int pull_source(struct ws_source_select *sel, struct ws_version *w, const
             break;
         }
         const uint64_t came = puller->progress_ns(w->pull);
-        if (came > atomic_load(&sel->came_ns))
-            atomic_store(&sel->came_ns, came);
+        if (came > atomic_load(&sel->pace.last_ns))
+            ws_pace_note(&sel->pace, came);
         (void)ws_cond_wait_until(&w->store->changed, &w->store->lock, ws_clock_ns() + STEP_NS);
         if (w->pull) /* how urgent it is may have risen */
             (void)puller->request(w, WS_GOAL_ALL, (enum ws_priority)atomic_load(priority));

@@ -57,7 +57,7 @@ struct fetching {
     struct ws_version *version;
     size_t file, block;
     unsigned char *bytes;
-    _Atomic(uint64_t) *came_ns;
+    struct ws_pace *pace;
     bool good;
     unsigned n_bad;
 };
@@ -87,7 +87,7 @@ static int use_source(void *arg, struct ws_source_attempt *attempt, struct ws_er
         .block = on_block,
         .arg = f,
         .cancel = &attempt->leave,
-        .came_ns = f->came_ns,
+        .pace = f->pace,
     };
     struct ws_lane *lane = NULL;
     int rc = ws_lane_open(attempt->poller->source, &lane, err);
@@ -133,11 +133,8 @@ static int fetch_block(struct ws_lazy *l, unsigned thread, struct ws_version *v,
 {
     struct ws_source_select sel;
     struct ws_source_attempt attempt = {.needs_whole = true, .not_parents = true};
-    struct fetching f = {.version = v,
-                         .file = slot->file,
-                         .block = slot->block,
-                         .bytes = slot->bytes,
-                         .came_ns = &sel.came_ns};
+    struct fetching f = {
+        .version = v, .file = slot->file, .block = slot->block, .bytes = slot->bytes, .pace = &sel.pace};
     const struct ws_manifest *m = atomic_load(&v->manifest);
     const uint64_t n = ws_manifest_block_bytes(&m->files[slot->file], slot->block);
 
@@ -147,8 +144,7 @@ static int fetch_block(struct ws_lazy *l, unsigned thread, struct ws_version *v,
         rc = ws_source_select_try(&sel, &attempt, use_source, &f, err);
     end(l, thread, &sel);
     if (rc == 0) {
-        atomic_fetch_add(&v->moved_bytes, n);
-        atomic_fetch_add(&v->store->moved_bytes, n);
+        ws_version_moved(v, n);
         atomic_fetch_add(&v->store->on_demand_bytes, n);
     } else if (rc == -ENODATA) {
         ws_error_set(err, ENODATA,

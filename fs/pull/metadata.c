@@ -57,7 +57,7 @@ struct blocks {
     size_t file, first, n;
     unsigned char *bytes;          /* of the file, from its first byte on */
     struct ws_part_description *d; /* is told of each; NULL: it keeps none of the file */
-    _Atomic(uint64_t) *came_ns;
+    struct ws_pace *pace;
     size_t n_good;
     unsigned n_bad; /* attempts with other bytes than the manifest's */
 };
@@ -90,7 +90,7 @@ static int fetch_blocks(struct blocks *h, struct ws_lane *lane, struct ws_source
         .block = on_block,
         .arg = h,
         .cancel = &attempt->leave,
-        .came_ns = h->came_ns,
+        .pace = h->pace,
     };
 
     h->n_good = 0;
@@ -133,7 +133,7 @@ static int get_blocks(struct ws_source_select *sel, size_t file, size_t n, unsig
                        .file = file,
                        .n = n,
                        .bytes = malloc(n * WS_BLOCK_BYTES),
-                       .came_ns = &sel->came_ns};
+                       .pace = &sel->pace};
     int rc;
 
     *bytes = NULL;
@@ -193,7 +193,7 @@ static int get_kept(struct describing *g, size_t file, size_t first, size_t n, u
                        .n = n,
                        .bytes = g->d->files[file].bytes,
                        .d = g->d,
-                       .came_ns = &g->selection->came_ns};
+                       .pace = &g->selection->pace};
 
     return ws_source_select_try(g->selection, &attempt, use_blocks, &h, err);
 }
@@ -391,7 +391,7 @@ static int get_headers(struct ws_source_select *sel, size_t n_lacking, struct ws
             .selection = sel,
             .next = i,
             .step = n,
-            .blocks = {.version = v, .manifest = atomic_load(&v->manifest), .came_ns = &sel->came_ns},
+            .blocks = {.version = v, .manifest = atomic_load(&v->manifest), .pace = &sel->pace},
             .failed = &failed};
     ws_workers_run_at_once(get_headers_of_lane, lanes, n);
     for (size_t i = 0; i < n && rc == 0; i++) {

@@ -1,4 +1,5 @@
 #include "fs/pull/outcome.h"
+#include "fs/store/arrivals.h"
 #include "fs/store/version.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
@@ -12,6 +13,15 @@ void ws_outcome_set_strategy(struct ws_version *v, const struct ws_source_select
     free(v->why_not);
     v->why_not = why;
     v->strategy = atomic_load(&sel->used);
+}
+
+void ws_outcome_set_pace(struct ws_version *v, struct ws_source_select *sel)
+{
+    ws_pace_end(&sel->pace, ws_clock_ns());
+    const uint64_t first_ns = atomic_load(&sel->pace.first_ns);
+    v->first_seconds = first_ns > v->pull_began_ns ? (double)(first_ns - v->pull_began_ns) / 1e9 : -1;
+    v->stalls = atomic_load(&sel->pace.n_stalls);
+    v->stalled_seconds = (double)atomic_load(&sel->pace.stalled_ns) / 1e9;
 }
 
 void ws_outcome_clear_error(struct ws_version *v)
@@ -31,6 +41,7 @@ void ws_outcome_success(struct ws_version *v, enum ws_goal goal, const char *how
     snprintf(v->how, sizeof(v->how), "%s", how);
     v->store->pulls_ok++;
     ws_histogram_add(&v->model->pulls, v->pull_seconds);
+    ws_arrivals_add(v);
     if (v->named)
         ws_version_set_state(v, v->model->current == v ? WS_ACTIVE : WS_READY, ev);
 }
@@ -48,6 +59,7 @@ void ws_outcome_failure(struct ws_version *v, enum ws_goal goal, int rc, const s
         return;
     v->pull_seconds = (double)(v->failed_ns - v->pull_began_ns) / 1e9;
     v->store->pulls_failed++;
+    ws_arrivals_add(v);
     if (v->named)
         ws_version_set_state(v, WS_FAILED, ev);
 }

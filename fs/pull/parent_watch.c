@@ -32,7 +32,7 @@ static bool is_in_block(const struct ws_source_attempt *attempt)
 
 static void see(struct ws_source_select *sel, struct ws_source_attempt *attempt, uint64_t now_ns)
 {
-    const uint64_t value = attempt->came ? atomic_load(attempt->came) : atomic_load(&sel->came_ns);
+    const uint64_t value = attempt->came ? atomic_load(attempt->came) : atomic_load(&sel->pace.last_ns);
 
     if (value == attempt->seen)
         return;

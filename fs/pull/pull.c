@@ -53,6 +53,13 @@ struct ws_pull {
     struct ws_derived_delta *delta; /* to be made of the version; NULL: none */
 };
 
+/* With store->lock. */
+static void begin_clock(struct ws_pull *p)
+{
+    p->version->pull_began_ns = ws_clock_ns();
+    ws_pace_begin(&p->selection.pace);
+}
+
 /* --- as far as the goal; without any lock --- */
 
 static void enter(struct ws_pull *p, enum ws_version_state state)
@@ -63,7 +70,7 @@ static void enter(struct ws_pull *p, enum ws_version_state state)
     ws_store_events_init(&events);
     pthread_mutex_lock(&v->store->lock);
     if (state == WS_PULLING)
-        v->pull_began_ns = ws_clock_ns();
+        begin_clock(p);
     else
         ws_outcome_clear_error(v); /* of a reader that gave up before the bytes came */
     if (v->named)
@@ -306,6 +313,7 @@ static bool finish(struct ws_pull *p, enum ws_goal goal, int rc, const char *how
         return true;
     }
     v->pull = NULL;
+    ws_outcome_set_pace(v, &p->selection);
     if (why)
         ws_outcome_set_strategy(v, &p->selection, why);
     if (rc == 0)
@@ -386,7 +394,7 @@ static int start(struct ws_version *v, enum ws_goal goal, enum ws_priority prior
     atomic_init(&p->priority, (int)priority);
     p->goal = goal;
     v->pull = p;
-    v->pull_began_ns = ws_clock_ns();
+    begin_clock(p);
     v->store->n_pulls++;
     rc = ws_thread_start(&thread, pull_main, p);
     if (rc == 0) {
@@ -479,7 +487,8 @@ static bool wants_all(const struct ws_pull *p)
 
 static uint64_t progress_ns(const struct ws_pull *p)
 {
-    const uint64_t use = atomic_load(&p->selection.progress_ns), any = atomic_load(&p->selection.came_ns);
+    const uint64_t use = atomic_load(&p->selection.progress_ns),
+                   any = atomic_load(&p->selection.pace.last_ns);
     return use > any ? use : any;
 }
 

@@ -60,7 +60,7 @@ static int query(struct ws_source_select *sel, struct ws_source_attempt *attempt
         if (gives_way && ws_clock_ns() - begin > TURN_NS)
             return ws_error_set(err, EAGAIN, "%s has not signed %s/%lu yet", attempt->poller->source->url,
                                 v->model->name, number);
-        atomic_store(&sel->came_ns, ws_clock_ns()); /* it answers, so it is not silent */
+        ws_pace_note(&sel->pace, ws_clock_ns()); /* it answers, so it is not silent */
         (void)poll(NULL, 0, pause_ms);
         pause_ms = ws_clock_ns() - begin > LONG_NS ? LONG_PAUSE_MS
                    : pause_ms < LAST_PAUSE_MS      ? 2 * pause_ms

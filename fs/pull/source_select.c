@@ -40,7 +40,7 @@ void ws_source_select_init(struct ws_source_select *sel, struct ws_version *v)
     memset(sel, 0, sizeof(*sel));
     sel->version = v;
     atomic_init(&sel->progress_ns, ws_clock_ns());
-    atomic_init(&sel->came_ns, 0);
+    ws_pace_begin(&sel->pace);
     atomic_init(&sel->used, WS_NO_WAY);
     atomic_init(&sel->way_is_gone, false);
     (void)ws_transport_prefs_get_locked(v->store, ws_model_source_name(v->model), &sel->transport_prefs);
@@ -329,7 +329,7 @@ void ws_source_select_describe(struct ws_source_select *sel, char out[WS_ERROR_T
  * who went to the agent instead would slow down what all wait for. */
 static bool may_wait(const struct ws_source_select *sel, struct ws_source_attempt *attempt, int rc)
 {
-    const uint64_t block = atomic_load(&sel->progress_ns), byte = atomic_load(&sel->came_ns),
+    const uint64_t block = atomic_load(&sel->progress_ns), byte = atomic_load(&sel->pace.last_ns),
                    deadline_ns = (uint64_t)sel->version->store->options.deadline_ms * WS_MS_NS;
 
     return rc == -ETIMEDOUT && ws_clock_ns() - (block > byte ? block : byte) < deadline_ns / 4 &&

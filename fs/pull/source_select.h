@@ -14,7 +14,7 @@ struct ws_source_select {
     bool turned_away;              /* the one copy of its model is for another version; the pull's thread's */
     atomic_bool way_is_gone;       /* bytes of files were wanted, and what is left has only a delta */
     _Atomic(uint64_t) progress_ns; /* when the last good block came */
-    _Atomic(uint64_t) came_ns;     /* when the last byte came */
+    struct ws_pace pace;           /* of its bytes */
     struct ws_transport_prefs transport_prefs; /* never changes */
     atomic_int used;                           /* the strategy by which weights came last, or WS_NO_WAY */
     pthread_mutex_t lock;

@@ -41,7 +41,7 @@ struct ws_spare {
     struct ws_delta *kept; /* what came; NULL: no memory */
     struct ws_patcher *patcher;
     atomic_bool stop;
-    _Atomic(uint64_t) came_ns;
+    struct ws_pace pace;
     /* guarded by store->lock */
     bool ended; /* the thread changes nothing any more */
     bool taken; /* a pull uses it */
@@ -68,7 +68,7 @@ static int record(void *arg, struct ws_delta_record *r)
     const struct ws_manifest *m = manifest_of(p);
     const size_t file = r->file, block = r->block;
 
-    atomic_store(&p->came_ns, ws_clock_ns());
+    ws_pace_note(&p->pace, ws_clock_ns());
     atomic_fetch_add(&p->base->store->moved_bytes, r->bytes);
     if (file >= m->n_files || block >= m->files[file].n_blocks || p->has[file][block] ||
         ws_delta_add(p->kept, r) < 0) {
@@ -126,7 +126,7 @@ static int fetch(struct ws_spare *p, struct ws_error *err)
                                      .n_blocks = p->n_blocks,
                                      .parts = 1,
                                      .sink = {.admit = admit, .record = record, .arg = p},
-                                     .came_ns = &p->came_ns,
+                                     .pace = &p->pace,
                                      .cancel = &p->stop};
     int rc = ws_lane_open(p->poller->source, &lane, err);
     if (rc < 0)
@@ -257,7 +257,7 @@ void ws_spare_offer(struct ws_poller *poller, struct ws_model *m, const struct w
     p->link = *link;
     p->n_blocks = n_blocks;
     p->most_bytes = ws_model_delta_room(m);
-    atomic_store(&p->came_ns, ws_clock_ns());
+    ws_pace_note(&p->pace, ws_clock_ns());
     atomic_fetch_add(&s->refs, 1);
     s->n_pulls++;
     m->spare = p;
@@ -312,11 +312,11 @@ static struct ws_spare *claim(struct ws_source_select *sel)
         p = NULL;
     if (p) {
         p->taken = true;
-        atomic_store(&p->came_ns, ws_clock_ns()); /* it may have been silent while the ranks were */
+        ws_pace_note(&p->pace, ws_clock_ns()); /* it may have been silent while the ranks were */
     }
     until = ws_clock_ns() + WAIT_NS;
     while (p && !p->ended && !atomic_load(&sel->stop) && ws_clock_ns() < until &&
-           ws_clock_ns() < atomic_load(&p->came_ns) + SILENT_NS)
+           ws_clock_ns() < atomic_load(&p->pace.last_ns) + SILENT_NS)
         (void)ws_cond_wait_until(&s->changed, &s->lock, ws_clock_ns() + LOOK_NS);
     if (p)
         atomic_store(&p->stop, true);

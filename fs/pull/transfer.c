@@ -21,6 +21,7 @@
 #include "fs/store/growing.h"
 #include "fs/store/parents.h"
 #include "fs/store/part_view.h"
+#include "fs/store/version.h"
 #include "fs/store/waiters.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
@@ -289,8 +290,7 @@ static int on_block(void *arg, size_t block, uint64_t hash)
         return -ECANCELED;
     }
     assert(block >= l->extent.first && block < l->extent.first + l->extent.n);
-    atomic_fetch_add(&v->moved_bytes, len);
-    atomic_fetch_add(&v->store->moved_bytes, len);
+    ws_version_moved(v, len);
     pthread_mutex_lock(&t->selection->lock);
     assert(b->state == WS_BLOCK_TAKEN);
     if (good) {
@@ -390,7 +390,7 @@ static int fetch_extent(struct lane *l, struct ws_error *err)
         .arg = l,
         .cancel = &l->attempt.leave,
         .came = &l->came,
-        .came_ns = &t->selection->came_ns,
+        .pace = &t->selection->pace,
     };
     pthread_mutex_lock(&t->selection->lock);
     extent_begins(l);

@@ -13,6 +13,14 @@ void ws_histogram_add(struct ws_histogram *h, double seconds)
     h->sum += seconds;
 }
 
+uint64_t ws_histogram_count(const struct ws_histogram *h)
+{
+    uint64_t n = 0;
+    for (size_t b = 0; b <= WS_HISTOGRAM_BUCKETS; b++)
+        n += h->counts[b];
+    return n;
+}
+
 void ws_histogram_print(const struct ws_histogram *h, const char *name, const char *labels, FILE *f)
 {
     uint64_t n = 0;

@@ -13,6 +13,7 @@ struct ws_histogram {
 };
 
 void ws_histogram_add(struct ws_histogram *h, double seconds);
+uint64_t ws_histogram_count(const struct ws_histogram *h);
 /* NAME_bucket, NAME_sum and NAME_count with labels ('model="m"', escaped). */
 void ws_histogram_print(const struct ws_histogram *h, const char *name, const char *labels, FILE *f);
 

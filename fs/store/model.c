@@ -2,6 +2,7 @@
  * of it are here. The sources say which lineage is live. Where they differ, as for a moment when a trainer
  * resumes, the lineage with the younger newest version is live. */
 #include "fs/store/model.h"
+#include "fs/store/arrivals.h"
 #include "fs/store/delta_cache.h"
 #include "fs/store/derived.h"
 #include "fs/store/learned.h"
@@ -151,6 +152,7 @@ void ws_model_put(struct ws_model *m)
     ws_delta_set_clear(&m->deltas);
     ws_delta_set_clear(&m->shown);
     ws_delta_set_clear(&m->way_back);
+    ws_arrivals_free(m);
     for (unsigned i = 0; i < WS_MAX_NODE_PARTS; i++)
         free(m->nodes[i]);
     free(m->name);
@@ -532,6 +534,7 @@ void ws_model_set_current(struct ws_model *m, struct ws_version *v)
             ws_version_set_state(old, WS_READY, &events);
         m->current = ws_version_get(v);
         m->directed.lineage[0] = '\0';
+        ws_arrivals_loaded(v);
         if (ws_version_is_complete(v))
             ws_version_set_state(v, WS_ACTIVE, &events);
         ws_model_reconcile(m, &events);

@@ -40,6 +40,7 @@ struct ws_learned;
 struct ws_tensor_order;
 struct ws_block_set;
 struct ws_inquiry;
+struct ws_arrivals;
 
 /* One file of a version: which of its blocks are here, and where. */
 struct ws_file_state {
@@ -124,7 +125,8 @@ struct ws_version {
     int error_code; /* of the last pull that failed, positive */
     char *error;
     uint64_t failed_ns, pull_began_ns;
-    double pull_seconds;
+    double pull_seconds, first_seconds, stalled_seconds; /* as in ws_version_info */
+    unsigned stalls;
     char how[WS_HOW_CHARS];
     int strategy;               /* of the last pull */
     char *why_not;              /* NULL: no pull has ended */
@@ -163,6 +165,7 @@ struct ws_model {
     struct ws_version *current, *previous; /* counted */
     struct ws_model_claim claims[WS_MAX_SOURCES];
     struct ws_histogram pulls;                    /* seconds of complete pulls */
+    struct ws_arrivals *arrivals;                 /* NULL: no pull has ended */
     struct ws_version_id retired[WS_MAX_RETIRED]; /* retired.h: the last ones; no run: none */
     unsigned n_retired;                           /* that there ever were */
     struct ws_desired desired;

@@ -390,6 +390,11 @@ bool ws_store_wait_first(struct ws_store *s, unsigned timeout_ms)
     return all;
 }
 
+const char *ws_store_certificate(const struct ws_store *s)
+{
+    return s->options.source.cert_file;
+}
+
 size_t ws_store_sources(struct ws_store *s, struct ws_source_info *out, size_t max)
 {
     const struct ws_poller *list[WS_MAX_SOURCES] = {NULL};
@@ -413,6 +418,7 @@ size_t ws_store_sources(struct ws_store *s, struct ws_source_info *out, size_t m
         snprintf(out[i].transport, sizeof(out[i].transport), "%s", ws_source_transport(p->source));
         snprintf(out[i].error, sizeof(out[i].error), "%s", p->error);
         out[i].up = p->up;
+        out[i].rtt_us = atomic_load(&p->source->rtt_us);
         out[i].seconds_since_contact = p->contact_ns ? (double)(ws_clock_ns() - p->contact_ns) / 1e9 : -1;
     }
     pthread_mutex_unlock(&s->lock);

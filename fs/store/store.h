@@ -137,7 +137,27 @@ bool ws_model_missing_parts(struct ws_model *m, char *out, size_t cap);
  * (derived.h), by this mount or by the one that lists it? */
 bool ws_version_is_made_first(struct ws_version *v);
 void ws_model_pulls(struct ws_model *m, struct ws_histogram *out); /* seconds of its complete pulls */
-bool ws_model_is_pulling(struct ws_model *m);                      /* does a pull bring all of any version? */
+/* How its last versions came (arrivals.h). */
+#define WS_ARRIVALS 64 /* entries; the oldest gives way */
+struct ws_arrival {
+    struct ws_version_id id;
+    unsigned pulls;                                 /* that ended so: all but the last one failed */
+    uint64_t ended_ns;                              /* the last one, CLOCK_REALTIME */
+    uint64_t bytes, moved_bytes;                    /* of the version; over the network for it */
+    double seconds, first_seconds, stalled_seconds; /* of the last pull, as in ws_version_info */
+    unsigned stalls;
+    double
+        loaded_seconds; /* from when the mount heard of it to when the engines had it; below 0: not so yet */
+    int strategy;       /* WS_NO_WAY: none carried weights */
+    char how[WS_HOW_CHARS]; /* empty: it failed */
+    char why_not[WS_WHY_NOT_CHARS];
+    char error[WS_ERROR_TEXT]; /* empty: it came */
+};
+/* The last one of that version; false: there is none any more. */
+WS_MUST_USE bool ws_model_arrival(struct ws_model *m, const struct ws_version_id *id, struct ws_arrival *out);
+/* Oldest first, malloc'ed; their number, 0 where there is no memory, too. */
+WS_MUST_USE size_t ws_model_arrivals(struct ws_model *m, struct ws_arrival **out);
+bool ws_model_is_pulling(struct ws_model *m); /* does a pull bring all of any version? */
 void ws_model_desired(struct ws_model *m, struct ws_desired *out);
 /* Releases of agents that have ended (ws_desired_inherit). inherit: this release holds until an agent knows
  * another one. forget: no inherited release holds any more. */
@@ -203,12 +223,15 @@ struct ws_version_info {
     int strategy;                   /* of the last pull; WS_NO_WAY: none carried weights */
     char why_not[WS_WHY_NOT_CHARS]; /* why each better strategy was not used */
     double pull_seconds;            /* of the finished or the running pull */
+    double first_seconds;           /* of a finished one, until its first byte came; below 0: none did */
+    unsigned stalls;                /* of that: how often no byte came for WS_STALL_NS and more */
+    double stalled_seconds;         /* all of them */
     uint64_t created_ns;            /* when it was published, CLOCK_REALTIME; 0: unknown */
     bool pinned, retired, has_manifest, at_source; /* at_source: a source still serves it, or all its parts */
-    unsigned n_sources;                            /* that list it whole */
-    uint64_t bad_blocks;                           /* blocks fetched again because a hash differed */
-    int error_code;                                /* positive; 0: none */
-    char error[WS_ERROR_TEXT];                     /* why it failed */
+    unsigned n_sources;                   /* that list it whole */
+    uint64_t bad_blocks;                  /* blocks fetched again because a hash differed */
+    int error_code;                       /* positive; 0: none */
+    char error[WS_ERROR_TEXT];            /* why it failed */
 };
 void ws_version_info(struct ws_version *v, struct ws_version_info *out);
 /* What is needed of the model of that name (needs.h), as it was written; empty: all of it. */
@@ -388,7 +411,10 @@ struct ws_source_info {
     char url[WS_MAX_URL + 1], transport[16], error[WS_ERROR_TEXT];
     bool up;
     double seconds_since_contact;
+    unsigned rtt_us; /* of its connection, as the kernel measured it last; 0: not measured */
 };
+const char *ws_store_certificate(
+    const struct ws_store *s); /* file of the client certificate for sources; NULL: none */
 size_t ws_store_sources(struct ws_store *s, struct ws_source_info *out, size_t max);
 struct ws_store_stats {
     uint64_t cache_bytes, used_bytes, waiting_bytes; /* waiting: dropped, still mapped by a reader */

@@ -59,6 +59,7 @@ struct ws_version *ws_version_new(struct ws_model *m, uint64_t number, const cha
     }
     atomic_init(&v->refs, 1);
     v->strategy = WS_NO_WAY;
+    v->first_seconds = -1;
     pthread_mutex_init(&v->header_lock, NULL);
     pthread_mutex_init(&v->tensor_diff_lock, NULL);
     v->named = true;
@@ -396,6 +397,12 @@ enum ws_version_state ws_version_state(struct ws_version *v)
     return state;
 }
 
+void ws_version_moved(struct ws_version *v, uint64_t n)
+{
+    atomic_fetch_add(&v->moved_bytes, n);
+    atomic_fetch_add(&v->store->moved_bytes, n);
+}
+
 void ws_version_info(struct ws_version *v, struct ws_version_info *out)
 {
     const struct ws_manifest *m = ws_version_files(v);
@@ -409,6 +416,9 @@ void ws_version_info(struct ws_version *v, struct ws_version_info *out)
     out->bad_blocks = atomic_load(&v->bad_blocks);
     out->needed_bytes = m && atomic_load(&v->wanted) ? ws_version_wanted_bytes(v) : 0;
     pthread_mutex_lock(&v->store->lock);
+    out->first_seconds = v->first_seconds;
+    out->stalls = v->stalls;
+    out->stalled_seconds = v->stalled_seconds;
     memcpy(out->digest, v->digest, sizeof(out->digest));
     out->total_bytes = m ? m->total_bytes : v->listed_bytes;
     out->state = v->state;

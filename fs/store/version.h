@@ -34,4 +34,7 @@ void ws_version_put_locked(struct ws_version *v);
 /* Frees what ws_version_new made; the reaper's, when nothing refers to it any more. */
 void ws_version_delete(struct ws_version *v);
 
+/* So many bytes of it came over the network. Any thread, without a lock. */
+void ws_version_moved(struct ws_version *v, uint64_t n);
+
 #endif

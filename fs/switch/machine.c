@@ -1,14 +1,13 @@
 #include "fs/switch/machine.h"
-#include "transports/base/clock.h"
+#include "transports/base/machine.h"
 #include "transports/base/text.h"
+#include "transports/http/certificate.h"
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/sysinfo.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
 static void put_text(json_t *o, const char *key, const char *text)
@@ -61,30 +60,22 @@ static void put_source(json_t *o, struct ws_store *s)
         if (!first->up)
             put_text(o, "source_error", first->error[0] ? first->error : "it is down");
         put_number(o, "mtu", mtu_to(first->url));
+        put_number(o, "rtt_us", first->rtt_us);
     }
     free(first);
 }
 
 json_t *ws_machine_json(struct ws_store *s)
 {
-    json_t *o = json_object();
+    json_t *o = ws_machine_facts();
     struct ws_store_stats stats;
-    struct utsname u;
-    struct sysinfo memory;
     if (!o)
         return NULL;
-    put_text(o, "wsync", WS_VERSION);
-    if (uname(&u) == 0)
-        put_text(o, "kernel", u.release);
-    if (sysinfo(&memory) == 0) {
-        put_number(o, "memory", (uint64_t)memory.totalram * memory.mem_unit);
-        put_number(o, "memory_free", (uint64_t)memory.freeram * memory.mem_unit);
-    }
     ws_store_stats(s, &stats);
     put_number(o, "cache", stats.cache_bytes);
     put_number(o, "used", stats.used_bytes);
     put_number(o, "link", stats.link_bytes_s);
-    put_number(o, "now_us", ws_clock_day_ns() / 1000);
+    put_number(o, "certificate_end", ws_certificate_file_end(ws_store_certificate(s)));
     put_source(o, s);
     return o;
 }

@@ -7,6 +7,9 @@
 
 /* Posts all of it for a model. After each change, and when an agent is there again. */
 void ws_presence_post(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m);
+/* Posts it where the last error is another than the one that was posted, or is over. Of a command, a reader or a follower: agents
+ * show it. */
+void ws_presence_post_error(struct ws_control *c, struct ws_controller *ctl);
 /* The mount is done with that release: it serves it, or has reported why it does not. */
 void ws_presence_post_answered(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m,
                                uint64_t release);

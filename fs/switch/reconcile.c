@@ -8,6 +8,7 @@
 #include "fs/switch/kept.h"
 #include "fs/switch/learned_file.h"
 #include "fs/switch/patch_steps.h"
+#include "fs/switch/presence.h"
 #include "fs/switch/quarantine.h"
 #include "fs/switch/restore.h"
 #include "fs/switch/set.h"
@@ -313,8 +314,10 @@ static void *reconcile(void *arg)
         pthread_mutex_lock(&c->lock);
         struct ws_controller *ctl = c->controllers; /* only ever added to, at this end */
         pthread_mutex_unlock(&c->lock);
-        for (; ctl && !atomic_load(&c->stop); ctl = ctl->next)
+        for (; ctl && !atomic_load(&c->stop); ctl = ctl->next) {
             check_controller(c, ctl);
+            ws_presence_post_error(c, ctl);
+        }
         ws_learned_file_save(c, false);
         if (atomic_exchange(&c->lacks_sources, false) && ws_job_start(c, open_sources, c) < 0)
             atomic_store(&c->lacks_sources, true);

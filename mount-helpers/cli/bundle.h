@@ -5,7 +5,8 @@
 #include "transports/base/vector.h"
 #include <stddef.h>
 
-#define BUNDLE_BYTES (64UL << 20) /* of all of its files, which are in memory */
+#define BUNDLE_NAME_CHARS 99
+#define BUNDLE_BYTES      (64UL << 20) /* of all of its files, which are in memory */
 
 WS_VECTOR(bundle_bytes, char);
 struct bundle {

@@ -78,32 +78,89 @@ static bool ends_word(char c)
     return !c || isspace((unsigned char)c) || strchr("\"'<>,;", c);
 }
 
-/* Of the value at p, which has blanks in it where it is quoted. */
-static size_t word_bytes(const char *p)
+/* Does what is before `end`, but for blanks, end with that word? */
+static bool ends_with(const char *begin, const char *end, const char *word)
 {
-    const char quote = p[-1] == '"' || p[-1] == '\'' ? p[-1] : 0;
+    const size_t n = strlen(word);
+    while (end > begin && end[-1] == ' ')
+        end--;
+    return (size_t)(end - begin) >= n && strncasecmp(end - n, word, n) == 0;
+}
+
+/* Is the name that ends at `end` the first on its line, as in files of settings? What follows is its value to the line's end. */
+static bool is_first_on_line(const char *line, const char *end)
+{
+    while (*line == ' ' || *line == '\t' || *line == '-')
+        line++;
+    if (strncmp(line, "export ", 7) == 0)
+        line += 7;
+    while (line < end && (isalnum((unsigned char)*line) || strchr("_-.", *line)))
+        line++;
+    return line == end;
+}
+
+/* Up to the quote that ends what began with one, a backslash before it being part of the text. */
+static size_t quoted_bytes(const char *p, char quote)
+{
     size_t n = 0;
-    while (quote ? p[n] && p[n] != quote && p[n] != '\n' : !ends_word(p[n]))
-        n += quote && p[n] == '\\' && p[n + 1] && p[n + 1] != '\n' ? 2 : 1;
+    for (; p[n] && p[n] != '\n' && p[n] != quote; n++)
+        if (p[n] == '\\' && p[n + 1] && p[n + 1] != '\n')
+            n++;
     return n;
 }
 
-/* How many bytes at p are secret: behind name=, name: or "name": of a secret, or Bearer. text: its begin, before p. */
+static unsigned count_quotes(const char *p, const char *end)
+{
+    unsigned n = 0;
+    for (; p < end; p++)
+        n += *p == '"' || *p == '\'';
+    return n;
+}
+
+/* How many bytes at p are secret: behind name=, name:, "name": or --name of a secret, Bearer, or Authorization: Basic. text: the
+ * line's begin. */
 static size_t value_bytes(const char *text, const char *p)
 {
-    const char *q = p, *end;
+    const char *q = p, *end, *option;
     while (q > text && strchr(" \"'", q[-1]))
         q--;
+    bool to_line_end = false;
     if (q > text && (q[-1] == '=' || q[-1] == ':')) {
         end = q - 1;
         while (end > text && strchr(" \"'", end[-1]))
             end--;
         if (!names_secret(text, end))
             return 0;
-    } else if (!(q < p && q - text >= 6 && strncasecmp(q - 6, "bearer", 6) == 0)) {
-        return 0;
+        to_line_end = is_first_on_line(text, end);
+    } else {
+        for (option = q; option > text && !isspace((unsigned char)option[-1]) && !strchr("\"'", option[-1]);)
+            option--;
+        const bool is_option = q < p && strncmp(option, "--", 2) == 0 && names_secret(option, q);
+        const bool is_basic = ends_with(text, q, "basic") && ends_with(text, q - 5, "authorization:");
+        if (!is_option && !(q < p && (ends_with(text, q, "bearer") || is_basic)))
+            return 0;
     }
-    return word_bytes(p);
+    if (count_quotes(q, p) >= 2) /* behind an empty value */
+        return 0;
+    if (p > text && strchr("\"'", p[-1]))
+        return quoted_bytes(p, p[-1]);
+    if (to_line_end && !strchr("\"'", *p))
+        return strcspn(p, "\n");
+    size_t n = 0;
+    while (!ends_word(p[n]))
+        n++;
+    return n;
+}
+
+/* Of a private key in PEM that begins at p, as far as it goes; cut where it has no end. */
+static size_t key_bytes(const char *p)
+{
+    static const char begin[] = "-----BEGIN ";
+    const char *line_end = strchr(p, '\n'), *name = strstr(p, "PRIVATE KEY-----");
+    if (strncmp(p, begin, sizeof(begin) - 1) != 0 || !name || (line_end && name > line_end))
+        return 0;
+    const char *end = strstr(name, "-----END "), *last = end ? strstr(end, "KEY-----") : NULL;
+    return last ? (size_t)(last - p) + strlen("KEY-----") : strlen(p);
 }
 
 /* Of a URL whose :// ends at p: user info. */
@@ -152,6 +209,8 @@ char *redact_text(const struct redact *r, const char *text)
     const char *line = text; /* a value is on the line of its name */
     for (const char *p = text; *p;) {
         size_t n = known_bytes(r, p);
+        if (!n)
+            n = key_bytes(p);
         if (!n && p - text >= 3 && strncmp(p - 3, "://", 3) == 0)
             n = user_bytes(p);
         if (!n)
@@ -160,6 +219,8 @@ char *redact_text(const struct redact *r, const char *text)
             n = value_bytes(line, p);
         if (n) {
             fputs(REMOVED, f);
+            for (const char *newline = memrchr(p, '\n', n); newline; newline = NULL)
+                line = newline + 1;
             p += n;
             continue;
         }

@@ -1,6 +1,6 @@
 /* wsync bench: how fast readers get a mounted file, against the same bytes in plain memory files. */
 #include "mount-helpers/cli/cli.h"
-#include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/json_print.h"
 #include "mount-helpers/cli/lost_file.h"
 #include "mount-helpers/cli/mounts.h"
 #include "transports/memory/region.h"

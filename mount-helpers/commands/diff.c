@@ -1,10 +1,11 @@
 /* wsync diff: how far two versions are apart, tensor by tensor. */
 #include "mount-helpers/cli/cli.h"
-#include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/json_print.h"
 #include "mount-helpers/cli/lost_file.h"
 #include "mount-helpers/cli/table.h"
 #include "mount-helpers/cli/terminal.h"
 #include "transports/base/cpu_features.h"
+#include "transports/base/json_text.h"
 #include "transports/base/text.h"
 #include "transports/delta/ulp_distance.h"
 #include "transports/format/folder.h"
@@ -126,7 +127,7 @@ static void note_other(struct diff *d, const char *what, const struct ws_tensor 
     char line[WS_MAX_TENSOR_NAME + 256];
     snprintf(line, sizeof line, "%s %s %.200s", t->name, what, where);
     ws_text_clean(line);
-    json_array_append_new(d->other, json_text(line));
+    json_array_append_new(d->other, ws_json_text(line));
     d->n_other++;
 }
 
@@ -237,7 +238,7 @@ static int print_json(const struct diff *d, bool all, const struct ws_ulp_distan
         if (!d->pairs[i].out.changed && !all)
             continue;
         json_t *row = difference_json(&d->pairs[i].out);
-        json_object_set_new(row, "name", json_text(d->names[i]));
+        json_object_set_new(row, "name", ws_json_text(d->names[i]));
         json_object_set_new(row, "dtype", json_string(ws_dtype_name(d->pairs[i].dtype)));
         json_array_append_new(rows, row);
     }

@@ -1,7 +1,8 @@
 /* wsync inspect: the tensors of a safetensors file, a checkpoint folder or a mounted version. */
 #include "mount-helpers/cli/cli.h"
-#include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/json_print.h"
 #include "mount-helpers/cli/table.h"
+#include "transports/base/json_text.h"
 #include "transports/format/folder.h"
 #include <errno.h>
 #include <fnmatch.h>
@@ -32,9 +33,9 @@ static json_t *tensor_json(const struct ws_tensor *t, const char *file)
     json_t *shape = json_array();
     for (unsigned d = 0; d < t->n_dims; d++)
         json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
-    return json_pack("{s:o,s:s,s:o,s:I,s:I,s:o}", "name", json_text(t->name), "dtype",
+    return json_pack("{s:o,s:s,s:o,s:I,s:I,s:o}", "name", ws_json_text(t->name), "dtype",
                      ws_dtype_name(t->dtype), "shape", shape, "offset", (json_int_t)t->begin, "bytes",
-                     (json_int_t)(t->end - t->begin), "file", json_text(file));
+                     (json_int_t)(t->end - t->begin), "file", ws_json_text(file));
 }
 
 struct totals {
@@ -111,7 +112,7 @@ static int run(const struct cli_args *args)
     if (totals.table)
         table_print(totals.table);
     if (code == CLI_OK && totals.rows)
-        code = json_print(json_pack("{s:o,s:I,s:I,s:I,s:O}", "path", json_text(path), "files",
+        code = json_print(json_pack("{s:o,s:I,s:I,s:I,s:O}", "path", ws_json_text(path), "files",
                                     (json_int_t)totals.files, "n_tensors", (json_int_t)totals.tensors,
                                     "bytes", (json_int_t)totals.bytes, "tensors", totals.rows));
     else if (code == CLI_OK)

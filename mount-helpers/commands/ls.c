@@ -1,8 +1,9 @@
 /* wsync ls: models and versions of a mount, by its folders. */
 #include "mount-helpers/cli/cli.h"
-#include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/json_print.h"
 #include "mount-helpers/cli/mounts.h"
 #include "mount-helpers/cli/table.h"
+#include "transports/base/json_text.h"
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -48,10 +49,11 @@ static int list_version(void *arg, const char *name)
     char here[16];
     v->n++;
     if (v->rows) {
-        json_array_append_new(v->rows, json_pack("{s:o,s:o,s:s,s:I,s:I,s:o}", "model", json_text(v->model),
-                                                 "version", json_text(name), "state", state ? state : "gone",
-                                                 "bytes", (json_int_t)total_bytes, "have_bytes",
-                                                 (json_int_t)have_bytes, "how", json_text(how)));
+        json_array_append_new(v->rows,
+                              json_pack("{s:o,s:o,s:s,s:I,s:I,s:o}", "model", ws_json_text(v->model),
+                                        "version", ws_json_text(name), "state", state ? state : "gone",
+                                        "bytes", (json_int_t)total_bytes, "have_bytes",
+                                        (json_int_t)have_bytes, "how", ws_json_text(how)));
     } else {
         snprintf(here, sizeof here, "%.0f %%",
                  total_bytes ? 100.0 * (double)have_bytes / (double)total_bytes : 0);

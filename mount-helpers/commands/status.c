@@ -1,10 +1,11 @@
 /* wsync status: what a mount serves, as tables or as JSON. Both are made of the same object, which is
- * what the mount's files say (cli/status_json.h). */
+ * what the mount's files say (fs/control/status_json.h). */
+#include "fs/control/status_json.h"
 #include "mount-helpers/cli/cli.h"
-#include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/json_print.h"
 #include "mount-helpers/cli/mounts.h"
-#include "mount-helpers/cli/status_json.h"
 #include "mount-helpers/cli/table.h"
+#include "transports/base/json_text.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -22,19 +23,33 @@ struct reading {
     json_t *models;
 };
 
+/* The file of that name of a model, or of the mount (NULL). */
+static char *read_file(const char *mount, const char *model, const char *name)
+{
+    return model ? mounts_read("%s/%s/%s", mount, model, name) : mounts_read("%s/%s", mount, name);
+}
+
 static int read_model(void *arg, const char *model)
 {
     struct reading *r = arg;
-    char *status = mounts_read("%s/%s/status", r->mount, model);
-    char *engines = status ? mounts_read("%s/%s/engines", r->mount, model) : NULL;
+    static const char *const names[] = {"status", "engines", "last_error"};
+    char *texts[3] = {NULL}, *history;
+    size_t n = 0;
     int code = CLI_OK;
-    if (engines)
-        json_array_append_new(r->models, status_json_model(model, status, engines));
-    else if ((errno != ENOENT && errno != ESTALE) || r->is_one)
-        code = cli_fail("cannot read %s/%s/%s: %s%s", r->mount, model, status ? "engines" : "status",
-                        strerror(errno), mounts_hint(errno));
-    free(status);
-    free(engines);
+    while (n < 3 && (texts[n] = read_file(r->mount, model, names[n])))
+        n++;
+    if (n == 3) {
+        history = read_file(r->mount, model, "history"); /* which a mount of before 0.2 does not have */
+        json_array_append_new(r->models, ws_status_json_model(model, &(struct ws_status_texts){
+                                                                         texts[0], texts[1],
+                                                                         history ? history : "", texts[2]}));
+        free(history);
+    } else if ((errno != ENOENT && errno != ESTALE) || r->is_one) {
+        code = cli_fail("cannot read %s/%s/%s: %s%s", r->mount, model, names[n], strerror(errno),
+                        mounts_hint(errno));
+    }
+    for (size_t i = 0; i < n; i++)
+        free(texts[i]);
     return code;
 }
 
@@ -42,14 +57,17 @@ static int read_model(void *arg, const char *model)
 static json_t *read_mount(const char *mount, const char *model, int *code)
 {
     struct reading r = {.mount = mount, .is_one = model, .models = json_array()};
-    char *text = mounts_read("%s/status", mount);
-    json_t *root = text ? status_json_mount(text) : NULL;
-    free(text);
-    *code = !root   ? cli_fail("cannot read %s/status: %s%s", mount, strerror(errno), mounts_hint(errno))
+    char *text = read_file(mount, NULL, "status"),
+         *error = text ? read_file(mount, NULL, "last_error") : NULL;
+    json_t *root = error ? ws_status_json_mount(text, error) : NULL;
+    *code = !root   ? cli_fail("cannot read %s/%s: %s%s", mount, text ? "last_error" : "status",
+                               strerror(errno), mounts_hint(errno))
             : model ? read_model(&r, model)
                     : mounts_each_model(mount, read_model, &r);
+    free(text);
+    free(error);
     if (*code == CLI_OK) {
-        json_object_set_new(root, "mount", json_text(mount));
+        json_object_set_new(root, "mount", ws_json_text(mount));
         json_object_set_new(root, "models", r.models);
         return root;
     }
@@ -100,6 +118,15 @@ static void add_source(struct table *t, const json_t *source)
     add_note(t, source, "error", "error");
 }
 
+/* Of the mount, or a model. */
+static void print_last_error(const json_t *o, const char *indent)
+{
+    const json_t *e = json_object_get(o, "last_error");
+    if (json_is_object(e))
+        printf("%slast error: %s: %s (%s, at %s)\n", indent, text_of(e, "command", "?"),
+               text_of(e, "message", "?"), text_of(e, "errno", "?"), text_of(e, "time", "?"));
+}
+
 static void print_mount(const json_t *m)
 {
     static const struct table_column columns[] = {
@@ -110,6 +137,7 @@ static void print_mount(const json_t *m)
     printf("%s  %s\n", text_of(m, "mount", "?"), text_of(m, "reads", ""));
     if (*text_of(m, "config_error", ""))
         printf("  config not as it is in the file: %s\n", text_of(m, "config_error", ""));
+    print_last_error(m, "  ");
     printf("  cache %s of %s used", cli_size(number_of(m, "used_bytes")),
            cli_size(number_of(m, "cache_bytes")));
     if (number_of(m, "waiting_bytes"))
@@ -216,6 +244,7 @@ static void print_model(const json_t *m, bool more)
         printf("      config differs: %s\n", text_of(m, "config_differs", ""));
     if (*text_of(m, "learned", ""))
         printf("      learned: %s\n", text_of(m, "learned", ""));
+    print_last_error(m, "      ");
     if (*text_of(m, "lacking", ""))
         printf("      lacking: %s\n", text_of(m, "lacking", ""));
     if (json_array_size(versions))

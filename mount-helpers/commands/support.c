@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
+#include <limits.h>
 #include <mntent.h>
 #include <poll.h>
 #include <signal.h>
@@ -34,6 +35,7 @@ static const struct cli_option options[] = {
     AGENTS_OPTIONS,
     {"out", 'o', "FILE", "the archive; default wsync-support-TIME.tar.zst in this folder"},
     {"log", 0, "FILE", "the last lines of this log or settings file, too; may be given several times"},
+    {"settings", 0, "DIR", "the folder of this host's settings; default /etc/wsync"},
     {"lines", 'n', "N", "of each log and of each mount's events; default 1000", 1, 100000},
     {0},
 };
@@ -42,6 +44,7 @@ struct support {
     const struct cli_args *args;
     struct redact *redact;
     struct bundle bundle;
+    glob_t settings; /* paths that were found so far */
     char lines[16];
 };
 
@@ -78,8 +81,8 @@ static char *read_until(int fd, uint64_t end_ms, bool *late)
     return text;
 }
 
-/* Adds what `wsync WORDS` prints. */
-static void add_command(struct support *s, const char *name, const char *const words[], unsigned seconds)
+/* Adds what `wsync WORDS` prints, and returns it, to be freed. */
+static char *add_command(struct support *s, const char *name, const char *const words[], unsigned seconds)
 {
     char *argv[MAX_WORDS] = {(char *)(uintptr_t) "wsync"};
     int pipes[2];
@@ -108,7 +111,7 @@ static void add_command(struct support *s, const char *name, const char *const w
     if (late)
         fprintf(stderr, "wsync support: 'wsync %s' was ended after %u s; what it had said is in %s\n",
                 words[0], seconds, name);
-    free(text);
+    return text;
 }
 
 static void add_file(struct support *s, const char *name, const char *path)
@@ -146,6 +149,59 @@ static void add_log(struct support *s, unsigned i, const char *path)
     close(fd);
 }
 
+/* Files and folders that a pattern matches; without matches, as before. */
+static void find_settings(struct support *s, const char *pattern)
+{
+    (void)glob(pattern, s->settings.gl_pathc ? GLOB_APPEND : 0, NULL, &s->settings);
+}
+
+/* The file or folder that a mount says it is configured by, and the file that keeps what was set by commands. */
+static void find_settings_of(struct support *s, const char *status)
+{
+    json_t *root = json_loads(status, 0, NULL);
+    const char *config = json_string_value(json_object_get(root, "config"));
+    const char *kept = json_string_value(json_object_get(root, "settings"));
+    char inside[PATH_MAX];
+    if (kept)
+        find_settings(s, kept);
+    if (config) {
+        find_settings(s, config);
+        snprintf(inside, sizeof(inside), "%s/*", config);
+        find_settings(s, inside);
+    }
+    json_decref(root);
+}
+
+static bool is_plain_file(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+static bool is_among(char *const *paths, size_t n, const char *path)
+{
+    while (n > 0)
+        if (strcmp(paths[--n], path) == 0)
+            return true;
+    return false;
+}
+
+/* Each by its path, once. A name that does not fit is cut at its begin. */
+static void add_settings(struct support *s)
+{
+    char name[BUNDLE_NAME_CHARS + 1];
+    for (size_t i = 0; i < s->settings.gl_pathc; i++) {
+        const char *path = s->settings.gl_pathv[i];
+        const size_t n = strlen(path), most = sizeof(name) - sizeof("settings/");
+        if (!is_plain_file(path) || is_among(s->settings.gl_pathv, i, path))
+            continue;
+        snprintf(name, sizeof(name), "settings/%s", n > most ? path + n - most : path + 1);
+        add_file(s, name, path);
+    }
+    if (s->settings.gl_pathc)
+        globfree(&s->settings);
+}
+
 static void add_mounts(struct support *s)
 {
     char name[64];
@@ -157,9 +213,11 @@ static void add_mounts(struct support *s)
         const char *const status[] = {"status", "--json", "--mount", m->mnt_dir, NULL};
         const char *const events[] = {"events", "--raw", "-n", s->lines, "--mount", m->mnt_dir, NULL};
         snprintf(name, sizeof(name), "mounts/%u/status.json", n);
-        add_command(s, name, status, COMMAND_S);
+        char *text = add_command(s, name, status, COMMAND_S);
+        find_settings_of(s, text);
+        free(text);
         snprintf(name, sizeof(name), "mounts/%u/events.txt", n++);
-        add_command(s, name, events, COMMAND_S);
+        free(add_command(s, name, events, COMMAND_S));
     }
     if (f)
         endmntent(f);
@@ -194,23 +252,47 @@ static void add_environment(struct support *s)
     free(text);
 }
 
-static void know_secrets(struct support *s)
+static const char *settings_folder(const struct support *s)
 {
-    char folder[WS_LOCAL_TOKEN_PATH], pattern[WS_LOCAL_TOKEN_PATH + 16];
+    return cli_get(s->args, "settings") ? cli_get(s->args, "settings") : "/etc/wsync";
+}
+
+static void find_own_settings(struct support *s)
+{
+    static const char *const below[] = {"*.env", "*.conf", "*/*.env", "*/*.conf"};
+    char pattern[PATH_MAX];
+    for (size_t i = 0; i < sizeof(below) / sizeof(below[0]); i++) {
+        snprintf(pattern, sizeof(pattern), "%s/%s", settings_folder(s), below[i]);
+        find_settings(s, pattern);
+    }
+    find_settings(s, "/etc/systemd/system/wsync-*.service.d/*.conf");
+}
+
+/* The first lines of files that are tokens: of this host's servers, and beside the settings. */
+static void know_tokens(struct support *s, const char *pattern)
+{
     struct stat st;
     glob_t tokens;
+    if (glob(pattern, 0, NULL, &tokens) != 0)
+        return;
+    for (size_t i = 0; i < tokens.gl_pathc; i++)
+        if (stat(tokens.gl_pathv[i], &st) == 0 && S_ISREG(st.st_mode))
+            redact_know_file(s->redact, tokens.gl_pathv[i]);
+    globfree(&tokens);
+}
+
+static void know_secrets(struct support *s)
+{
+    char folder[WS_LOCAL_TOKEN_PATH], pattern[PATH_MAX];
     redact_know_environment(s->redact);
     if (cli_has(s->args, "token-file"))
         redact_know_file(s->redact, cli_get(s->args, "token-file"));
     for (unsigned i = 0; ws_local_token_folder(i, folder); i++) {
         snprintf(pattern, sizeof(pattern), "%s/*.token", folder);
-        if (glob(pattern, 0, NULL, &tokens) != 0)
-            continue;
-        for (size_t k = 0; k < tokens.gl_pathc; k++)
-            if (stat(tokens.gl_pathv[k], &st) == 0 && S_ISREG(st.st_mode))
-                redact_know_file(s->redact, tokens.gl_pathv[k]);
-        globfree(&tokens);
+        know_tokens(s, pattern);
     }
+    snprintf(pattern, sizeof(pattern), "%s/*token", settings_folder(s));
+    know_tokens(s, pattern);
 }
 
 static int run(const struct cli_args *args)
@@ -226,14 +308,16 @@ static int run(const struct cli_args *args)
     snprintf(s.lines, sizeof(s.lines), "%u", (unsigned)cli_u64(args, "lines", LINES));
     know_secrets(&s);
     add(&s, "README.txt", CONTENT_NOTE);
-    add_command(&s, "version.txt", (const char *const[]){"version", NULL}, COMMAND_S);
-    add_command(&s, "doctor.json", (const char *const[]){"doctor", "--json", "--timeout", DOCTOR_S, NULL},
-                COMMAND_S + 60);
+    free(add_command(&s, "version.txt", (const char *const[]){"version", NULL}, COMMAND_S));
+    free(add_command(&s, "doctor.json",
+                     (const char *const[]){"doctor", "--json", "--timeout", DOCTOR_S, NULL}, COMMAND_S + 60));
     add_file(&s, "kernel.txt", "/proc/version");
     add_file(&s, "memory.txt", "/proc/meminfo");
     add_file(&s, "mounts.txt", "/proc/self/mounts");
     add_environment(&s);
+    find_own_settings(&s);
     add_mounts(&s);
+    add_settings(&s);
     add_agent(&s);
     for (unsigned i = 0; cli_nth(args, "log", i); i++)
         add_log(&s, i, cli_nth(args, "log", i));
@@ -250,22 +334,29 @@ const struct cli_command cmd_support = {
     .name = "support",
     .summary = "make one archive for a bug report, without secrets and without weights",
     .synopsis = "[OPTIONS]",
-    .description = "Writes a .tar.zst of mode 0600: the versions of wsync and of what it is built with, "
-                   "`wsync doctor`, kernel, "
-                   "memory and mounts of this machine; status and the last events of each of its wsync "
-                   "mounts; the agent's "
-                   "status; and the last lines of each --log. A mount or agent that hangs has 20 s, and a "
-                   "line says that it "
-                   "was left out. No file of a version is read.\n\n"
-                   "Removed are: tokens that this host's servers made, that of --token-file, values of the "
-                   "environment whose "
-                   "names end in TOKEN, SECRET, PASSWORD, CREDENTIALS or KEY, and what is written behind "
-                   "such a name; what "
-                   "follows Bearer; user info and queries of URLs. Of the environment there are names only. "
-                   "What looks like "
-                   "nothing of this, in a log say, stays: read it before you send it. The archive appears "
-                   "under its name when "
-                   "it is complete, and replaces what was there.",
+    .description =
+        "Writes a .tar.zst of mode 0600: the versions of wsync and of what it is built with, "
+        "`wsync doctor`, kernel, memory and mounts of this machine; status, the last events and the kept "
+        "settings "
+        "of each of its wsync mounts; files of settings (*.env and *.conf of --settings and of its folders, "
+        "what "
+        "mounts say they are configured by and keep, drop-ins of wsync's units); the agent's status; and the "
+        "last "
+        "lines of "
+        "each --log. A mount or agent that hangs has 20 s, and a line says that it was left out. No file of "
+        "a "
+        "version is read.\n\n"
+        "Removed are: tokens that this host's servers made, those in *token of --settings, that of "
+        "--token-file, "
+        "values of the environment whose names end in TOKEN, SECRET, PASSWORD, CREDENTIALS or KEY, and what "
+        "is "
+        "written behind such a name, all of the line where the name begins it; private keys in PEM; what "
+        "follows "
+        "Bearer; user info and queries of URLs. Files of keys and of tokens are not read but for that. Of "
+        "the "
+        "environment there are names only. What looks like nothing of this, in a log say, stays: read it "
+        "before "
+        "you send it. The archive appears under its name when it is complete, and replaces what was there.",
     .examples = "wsync support\nwsync support --out report.tar.zst --log /var/log/wsync.log",
     .options = options,
     .max_words = 0,

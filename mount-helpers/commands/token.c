@@ -1,8 +1,9 @@
 /* wsync token: the tokens file of an agent or a serving mount: who its clients are, and what each may do. */
 #include "mount-helpers/cli/cli.h"
-#include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/json_print.h"
 #include "mount-helpers/cli/table.h"
 #include "transports/access/token_file.h"
+#include "transports/base/json_text.h"
 #include "transports/base/state_file.h"
 #include <errno.h>
 #include <stdio.h>
@@ -158,7 +159,7 @@ static int list(const struct cli_args *args)
     ws_token_table_clear(&t);
     if (table)
         table_print(table);
-    return rows ? json_print(json_pack("{s:o,s:o}", "file", json_text(path), "tokens", rows)) : CLI_OK;
+    return rows ? json_print(json_pack("{s:o,s:o}", "file", ws_json_text(path), "tokens", rows)) : CLI_OK;
 }
 
 /* --- remove --- */

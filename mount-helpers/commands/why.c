@@ -1,10 +1,11 @@
 /* wsync why: the story of one version on one mount. The mount's events say what it did and when; the agent says when it
  * published it (agent/story/story.c), by its own clock, which is compared with this machine's. */
 #include "mount-helpers/cli/agents.h"
-#include "mount-helpers/cli/json_text.h"
+#include "mount-helpers/cli/json_print.h"
 #include "mount-helpers/cli/mounts.h"
 #include "mount-helpers/cli/table.h"
 #include "transports/base/clock.h"
+#include "transports/base/json_text.h"
 #include "transports/base/text.h"
 #include "transports/protocol/api.h"
 #include <errno.h>
@@ -33,6 +34,7 @@ static const struct {
     {"published", "writing and hashing on the trainer"},
     {"known", "hearing of it"},
     {"pulling", "waiting until it was asked for"},
+    {"first-byte", "waiting for the first byte"},
     {"verifying", "fetching"},
     {"ready", "checking"},
     {"paused", "waiting for a switch, and pausing"},
@@ -66,7 +68,7 @@ static double time_of(const char *text)
 static void add(json_t *steps, double at, const char *event, const char *what)
 {
     json_array_append_new(steps,
-                          json_pack("{s:f,s:s,s:o}", "at", at, "step", event, "what", json_text(what)));
+                          json_pack("{s:f,s:s,s:o}", "at", at, "step", event, "what", ws_json_text(what)));
 }
 
 /* Is the line `TIME EVENT model=M version=N ...`, of that version? *what: behind it. Cuts the line. */
@@ -93,6 +95,50 @@ static void read_events(char *text, const char *version, json_t *steps)
             json_array_clear(steps);
         add(steps, at, event, what);
     }
+}
+
+/* The number behind ` KEY=` in what an event says; NAN: it does not say. */
+static double number_of(const char *what, const char *key)
+{
+    const char *at = what ? strstr(what, key) : NULL;
+    double n;
+    return at && sscanf(at + strlen(key), "%lf", &n) == 1 ? n : NAN;
+}
+
+static const char *event_of(const json_t *step)
+{
+    return json_string_value(json_object_get(step, "step"));
+}
+
+/* The event with which a pull ended says when its first byte came and how long none did: that becomes a step of its own behind
+ * the one with which it began, and figures. */
+static void add_pace(json_t *steps, json_t *out)
+{
+    size_t i, began = SIZE_MAX;
+    const json_t *step;
+    double first = NAN, stalls = NAN, stalled = NAN;
+    json_array_foreach(steps, i, step)
+    {
+        const char *event = event_of(step), *what = json_string_value(json_object_get(step, "what"));
+        if (strcmp(event, "pulling") == 0)
+            began = i;
+        else if (strcmp(event, "ready") == 0 || strcmp(event, "active") == 0 ||
+                 strcmp(event, "failed") == 0) {
+            first = number_of(what, " first=");
+            stalls = number_of(what, " stalls=");
+            stalled = number_of(what, " stalled=");
+        }
+        if (!isnan(first))
+            break;
+    }
+    if (isnan(first) || isnan(stalls) || isnan(stalled) || began == SIZE_MAX)
+        return;
+    const double at = json_real_value(json_object_get(json_array_get(steps, began), "at")) + first;
+    json_array_insert_new(
+        steps, began + 1,
+        json_pack("{s:f,s:s,s:s}", "at", at, "step", "first-byte", "what", "of the weights"));
+    json_object_set_new(out, "stalls", json_integer((json_int_t)stalls));
+    json_object_set_new(out, "stalled_seconds", json_real(stalled));
 }
 
 /* The lineage that the mount named when it heard of it; "": not said. */
@@ -159,7 +205,8 @@ static void ask_agent(const struct cli_args *args, const char *mount, json_t *st
         }
         ws_source_close(agent);
     }
-    json_object_set_new(out, "agent_error", json_is_integer(published) ? json_null() : json_text(err.text));
+    json_object_set_new(out, "agent_error",
+                        json_is_integer(published) ? json_null() : ws_json_text(err.text));
     json_decref(reply);
     free(found);
 }
@@ -188,7 +235,7 @@ static void reckon(json_t *steps, json_t *out)
         }
     }
     json_object_set_new(out, "seconds", json_real(total));
-    json_object_set_new(out, "most", json_text(most));
+    json_object_set_new(out, "most", ws_json_text(most));
     json_object_set_new(out, "most_seconds", json_real(longest));
 }
 
@@ -224,6 +271,10 @@ static void print(const json_t *out)
     if (json_object_get(out, "delta_seconds"))
         printf("the delta to it was made %.3f s after it was published\n",
                json_real_value(json_object_get(out, "delta_seconds")));
+    if (json_integer_value(json_object_get(out, "stalls")) > 0)
+        printf("no byte came for a second or more: %d times, %s in all\n",
+               (int)json_integer_value(json_object_get(out, "stalls")),
+               cli_time(json_real_value(json_object_get(out, "stalled_seconds"))));
     if (json_is_string(json_object_get(out, "most")))
         printf("most of the time: %s, %s", json_string_value(json_object_get(out, "most")),
                cli_time(json_real_value(json_object_get(out, "most_seconds"))));
@@ -253,9 +304,10 @@ static int run(const struct cli_args *args)
             "events since; 'wsync status %s' has what is there",
             mount, model, version, mount);
     }
-    json_object_set_new(out, "mount", json_text(mount));
-    json_object_set_new(out, "model", json_text(model));
+    json_object_set_new(out, "mount", ws_json_text(mount));
+    json_object_set_new(out, "model", ws_json_text(model));
     json_object_set_new(out, "version", json_integer((json_int_t)number));
+    add_pace(steps, out);
     ask_agent(args, mount, steps, out);
     reckon(steps, out);
     json_object_set_new(out, "steps", steps);
@@ -270,20 +322,22 @@ const struct cli_command cmd_why = {
     .name = "why",
     .summary = "tell the story of one version on a mount, and where its time went",
     .synopsis = "[OPTIONS] MODEL VERSION [MOUNT]",
-    .description = "Prints what happened to the version on this machine's mount, in order: heard of, "
-                   "fetched, checked, and by "
-                   "engine paused, loaded, resumed, or why it failed. Before that, if the mount's agent says "
-                   "so, when ranks "
-                   "began to write it and when it was published. TOOK is the time since the line before. The "
-                   "last line says "
-                   "what most of the time went to.\n\n"
-                   "The agent's times are put on this machine's clock by the offset that is measured now; a "
-                   "line says how "
-                   "large it is. The agent is the mount's first source unless --agent names another; it has "
-                   "5 s to answer, "
-                   "and where it does not, or is of 0.1, a line says why its times are missing. The mount "
-                   "keeps 1 MiB of "
-                   "events of a model, the agent the times of 64 versions.",
+    .description =
+        "Prints what happened to the version on this machine's mount, in order: heard of, "
+        "fetched from the first byte on, checked, and by "
+        "engine paused, loaded, resumed, or why it failed. Before that, if the mount's agent says "
+        "so, when ranks "
+        "began to write it and when it was published. TOOK is the time since the line before. The "
+        "last line says "
+        "what most of the time went to; before it, how often no byte came for a second or more while the "
+        "version was fetched, if that was so.\n\n"
+        "The agent's times are put on this machine's clock by the offset that is measured now; a "
+        "line says how "
+        "large it is. The agent is the mount's first source unless --agent names another; it has "
+        "5 s to answer, "
+        "and where it does not, or is of 0.1, a line says why its times are missing. The mount "
+        "keeps 1 MiB of "
+        "events of a model, the agent the times of 64 versions.",
     .examples = "wsync why actor 42\nwsync why actor 42 /wsync\nwsync why --json actor 42 | jq -r .most",
     .options = options,
     .min_words = 2,

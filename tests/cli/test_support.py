@@ -1,15 +1,18 @@
 # beside others
+# timeout: 400, takes: 70
 """wsync support: one archive, without secrets and without weights."""
+import io
+import signal
 import stat
 import subprocess
 import tarfile
-import io
+import time
 
 from world import *
 
 SECRETS = {"file": "secret-of-the-token-file", "env": "secret-of-the-environment", "user": "secret-user-info", "query": "secret-of-a-query",
-           "bearer": "secret-behind-bearer", "named": "secret-behind-a-name", "json": "secret-in-json", "quoted": 'secret behind a \\" quote',
-           "cut": "secret-of-a-line-that-is-cut"}
+           "bearer": "secret-behind-bearer", "basic": "secret-behind-basic", "option": "secret-behind-an-option", "named": "secret-behind-a-name",
+           "json": "secret-in-json", "quoted": 'secret behind a \\" quote', "cut": "secret-of-a-line-that-is-cut"}
 PART_BYTES = 4 << 20
 
 
@@ -33,9 +36,10 @@ def test_archive():
         f.write(SECRETS["file"] + "\n")
     with open(log, "w") as f:
         f.write("dropped line\n")
-        f.write(f'GET https://u:{SECRETS["user"]}@h/x?sig={SECRETS["query"]} done\nAuthorization: Bearer {SECRETS["bearer"]}\n')
-        f.write(f'password="{SECRETS["quoted"]}" after\n')
-        f.write(f'API_TOKEN={SECRETS["named"]} token-file=/etc/wsync/token {SECRETS["file"]} {SECRETS["env"]}\n{{"secret": "{SECRETS["json"]}"}}\n')
+        f.write(f'GET https://u:{SECRETS["user"]}@h/x?sig={SECRETS["query"]} done\nheader Authorization: Bearer {SECRETS["bearer"]}\n')
+        f.write(f'curl -H "Authorization: Basic {SECRETS["basic"]}" --api-key {SECRETS["option"]} -v\n')
+        f.write(f'with password="{SECRETS["quoted"]}" after\n')
+        f.write(f'env API_TOKEN={SECRETS["named"]} token-file=/etc/wsync/token {SECRETS["file"]} {SECRETS["env"]}\n{{"secret": "{SECRETS["json"]}"}}\n')
     out = os.path.join(place, "report.tar.zst")
     env = dict(os.environ, WSYNC_TEST_SECRET=SECRETS["env"], WSYNC_LOG="info")
     r = wsync("support", "--agent", f"unix:{agent.sock}", "--token-file", token, "--out", out, "--log", log, "-n", 5, env=env, timeout=200)
@@ -78,6 +82,70 @@ def test_token_of_an_account():
                         "--log", log], env=dict(os.environ, XDG_RUNTIME_DIR=folder), capture_output=True, text=True, timeout=200 * SLOW)
     assert r.returncode == 0, r
     assert unpack(out)["logs/0.txt"] == "bare [removed] here\n"
+PLANTED = {"token": "planted-token-of-a-file", "env": "planted value of two words", "quoted": "planted quoted words", "aws": "planted-aws-secret",
+           "url": "planted-user-info", "engine": "planted-key-of-an-engine", "pem": "UGxhbnRlZEtleUJ5dGVz", "mention": "planted-token-of-a-file"}
+
+
+def test_settings():
+    "files of settings are there, of the host and of a mount's config, without any secret that was planted in them; files of keys and tokens are not"
+    agent, home, out = Agent(), unique("settings"), unique("settings-report") + ".tar.zst"
+    os.makedirs(home + "/slurm")
+    write = lambda name, text: open(os.path.join(home, name), "w").write(text)
+    write("rack.token", PLANTED["token"] + "\n")
+    write("agent.env", f"""OPTIONS=--listen 0.0.0.0:18861 --tokens /etc/wsync/tokens
+RUN_PASSWORD={PLANTED['env']}
+export WANDB_API_KEY="{PLANTED['quoted']}"   # of the run
+AWS_SECRET_ACCESS_KEY={PLANTED['aws']}
+EMPTY_TOKEN="" KEPT="this stays"
+SOURCE=https://me:{PLANTED['url']}@trainer:18861/x said {PLANTED['mention']}
+-----BEGIN PRIVATE KEY-----
+{PLANTED['pem']}
+-----END PRIVATE KEY-----
+LAST=kept
+""")
+    write("slurm/run7.env", "NODES=8\n")
+    write("node7.key", "planted-key-file\n")
+    write("tokens", "planted-list-of-tokens\n")
+    write("mount.conf", f"# engine_key: {PLANTED['engine']}\nmodel actor\npolicy follow\n")
+    os.rename(home + "/mount.conf", home + "/mount.cfg")  # found because the mount names it
+    agent.publish("actor", 1, checkpoint(SMALL))
+    mount = Mount(agent.url, f"config={home}/mount.cfg")
+    mount.wait_version("actor", 1)
+    mount.write("pin 1", "actor/ctl")
+    wsync("support", "--agent", f"unix:{agent.sock}", "--settings", home, "--out", out, timeout=200)
+    files = unpack(out)
+    everything = "\n".join(files.values())
+    assert not [s for s in PLANTED.values() if s in everything], [s for s in PLANTED.values() if s in everything]
+    for part in ("two words", "quoted words", "planted"):
+        assert part not in everything, [line for line in everything.splitlines() if part in line]
+    inside = f"settings{home}/"
+    env = files[inside + "agent.env"]
+    assert "OPTIONS=--listen 0.0.0.0:18861 --tokens /etc/wsync/tokens" in env and "LAST=kept" in env and 'KEPT="this stays"' in env, env
+    assert "https://[removed]@trainer:18861/x" in env, env
+    assert "NODES=8" in files[inside + "slurm/run7.env"]
+    assert "policy follow" in files[inside + "mount.cfg"] and "[removed]" in files[inside + "mount.cfg"], files[inside + "mount.cfg"]
+    assert inside + "node7.key" not in files and inside + "tokens" not in files and inside + "rack.token" not in files
+    mine = next(n for n in files if n.endswith("status.json") and mount.path in files[n])
+    kept = json.loads(files[mine])["settings"]
+    assert files[f"settings{kept}"[:9 + 90]].startswith("wsync-settings 1"), list(files)
+
+
+def test_mount_that_stands_still():
+    "a mount whose daemon is stopped costs its bound, the archive is there, and says so; the other mount's part is whole"
+    agent = Agent()
+    agent.publish("actor", 1, checkpoint(SMALL))
+    stopped, other = Mount(agent.url), Mount(agent.url)
+    for mount in (stopped, other):
+        mount.wait_version("actor", 1)
+    suspend(stopped.pid)
+    at_end(os.kill, stopped.pid, signal.SIGCONT)
+    out, began = unique("stopped") + ".tar.zst", time.monotonic()
+    r = wsync("support", "--agent", f"unix:{agent.sock}", "--out", out, timeout=200 * SLOW)
+    took = time.monotonic() - began
+    files = unpack(out)
+    assert r.returncode == 0 and "'wsync status' was ended after 20 s" in r.stderr, r.stderr
+    assert took < 200 * SLOW and [n for n in files if n.endswith("status.json") and other.path in files[n]], (took, list(files))
+    assert json.loads(files["agent/status.json"])["models"][0]["name"] == "actor"
 
 
 def test_place_that_cannot_be_written():

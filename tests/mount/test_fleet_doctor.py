@@ -1,12 +1,15 @@
 # beside others
 """wsync doctor --fleet: who holds the others back."""
 import signal
+import time
 
+from certificates import Authority
 from world import *
 
 
 def fleet(agent):
-    r = wsync("doctor", "--fleet", "--json", "--agent", f"unix:{agent.sock}", check=False, timeout=60)
+    """An agent, or its socket."""
+    r = wsync("doctor", "--fleet", "--json", "--agent", f"unix:{getattr(agent, 'sock', agent)}", check=False, timeout=60)
     said = json.loads(r.stdout)
     return r.returncode, [(c["name"], c["state"], c["text"]) for c in said["checks"]]
 
@@ -56,6 +59,34 @@ def test_hostile_and_old_reports():
     assert kept["clock_ms"] == -86400000, kept
     code, said = fleet(agent)
     assert code == 0 and "its clock is off" in said[1][2], said
+
+
+def test_round_trip_and_certificates():
+    "a line has speed and round trip to the source; a client certificate that ends soon is a note, and the agent's own is one as well"
+    agent = Agent()
+    agent.publish("actor", 1, checkpoint(SMALL))
+    mount = Mount(agent.url)
+    wait_for(lambda: any(m.get("machine", {}).get("rtt_us", 0) > 0 for m in mounts_of(agent).values()), "the kernel's round trip")
+    code, said = fleet(agent)
+    assert code == 0 and "round trip" in said[1][2] and "kernel" in said[0][2] and "of it free" in said[0][2], said
+    assert "certificate" not in said[0][2] + said[1][2], said
+    mount.detach()
+    now = int(time.time())
+    for days, state, words in ((40, "ok", "client certificate ends in 40 days"), (3, "note", "to be renewed"), (-2, "note", "ended 2 days ago")):
+        post(agent, machine={"wsync": "0.2.0", "link": 5000000, "rtt_us": 1234, "certificate_end": now + days * 86400 + 3600})
+        line = next(s for s in fleet(agent)[1] if s[0].startswith("actor hostile"))
+        assert line[1] == state and words in line[2] and "5.00 MB/s" in line[2] and "round trip 1.23 ms" in line[2], line
+
+
+def test_agents_certificate():
+    "an agent whose certificate ends soon says so; one whose certificate has ended is broken"
+    for days, state, words, status in ((3, "note", "its certificate is to be renewed", 0), (-1, "broken", "its certificate ended 1 days ago", 1)):
+        cert, key = Authority().certificate(days=days)
+        sock = unique("tls") + ".sock"
+        agent = Process("agent", "--listen", "127.0.0.1:0", "--socket", sock, "--tls-cert", cert, "--tls-key", key, "--insecure")
+        wait_for(lambda: "serving" in agent.text() or not agent.alive(), "the agent")
+        code, said = fleet(sock)
+        assert code == status and said[0][1] == state and words in said[0][2], said
 
 
 def test_failed_first():

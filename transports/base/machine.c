@@ -1,6 +1,10 @@
 #include "transports/base/machine.h"
+#include "transports/base/clock.h"
+#include "transports/base/json_text.h"
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/sysinfo.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -23,4 +27,21 @@ uint64_t ws_machine_hash(void)
 {
     (void)pthread_once(&once, read_id);
     return hash;
+}
+
+json_t *ws_machine_facts(void)
+{
+    json_t *o = json_pack("{s:s,s:I}", "wsync", WS_VERSION, "now_us", (json_int_t)(ws_clock_day_ns() / 1000));
+    struct utsname u;
+    struct sysinfo memory;
+
+    if (o && uname(&u) == 0)
+        json_object_set_new(o, "kernel", ws_json_text(u.release));
+    if (o && sysinfo(&memory) == 0) {
+        json_object_set_new(o, "memory",
+                            json_integer((json_int_t)((uint64_t)memory.totalram * memory.mem_unit)));
+        json_object_set_new(o, "memory_free",
+                            json_integer((json_int_t)((uint64_t)memory.freeram * memory.mem_unit)));
+    }
+    return o;
 }

@@ -355,8 +355,8 @@ static int block_came(void *arg, size_t n, struct ws_error *err)
     const unsigned char *block = ws_fetch_dst(f, k->block);
     const size_t size = ws_manifest_block_bytes(k->file, k->block);
     ws_fetch_came(f, n);
-    if (f->came_ns)
-        atomic_store(f->came_ns, ws_clock_ns());
+    if (f->pace)
+        ws_pace_note(f->pace, ws_clock_ns());
     k->at += n;
     if (k->at < size)
         return 0;
@@ -407,8 +407,8 @@ static unsigned char *stream_room(void *arg, size_t *n)
 static int stream_came(void *arg, size_t n, struct ws_error *err)
 {
     struct stream_sink *k = arg;
-    if (k->fetch->came_ns)
-        atomic_store(k->fetch->came_ns, ws_clock_ns());
+    if (k->fetch->pace)
+        ws_pace_note(k->fetch->pace, ws_clock_ns());
     int rc = ws_delta_stream_read(k->reader, k->lane->piece, n, err);
     if (rc == -EBADMSG)
         (void)ws_error_prefix(err, "the archive is damaged: %s", k->path);

@@ -157,6 +157,11 @@ unsigned ws_http_server_connections(const struct ws_http_server *s)
     return atomic_load(&s->connections);
 }
 
+uint64_t ws_http_server_certificate_end(const struct ws_http_server *s)
+{
+    return ws_http_tls_end(s->tls);
+}
+
 void ws_http_server_free(struct ws_http_server *s)
 {
     if (!s)

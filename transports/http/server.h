@@ -69,6 +69,7 @@ uint64_t ws_http_server_refused(const struct ws_http_server *s, unsigned status)
 uint64_t ws_http_server_ended(const struct ws_http_server *s,
                               enum ws_http_ending why); /* connections, so far */
 unsigned ws_http_server_connections(const struct ws_http_server *s);
+uint64_t ws_http_server_certificate_end(const struct ws_http_server *s); /* seconds since 1970; 0: no TLS */
 /* Stops listening and waits for the requests that run; none is suspended any more. NULL is fine. */
 void ws_http_server_free(struct ws_http_server *s);
 

@@ -4,6 +4,7 @@
 #include "transports/base/log.h"
 #include "transports/base/secret.h"
 #include "transports/base/state_file.h"
+#include "transports/http/certificate.h"
 #include <errno.h>
 #include <gnutls/gnutls.h>
 #include <gnutls/x509.h>
@@ -21,6 +22,7 @@
 struct ws_http_credentials {
     unsigned users; /* connections, and the tls itself; guarded by its lock */
     gnutls_certificate_credentials_t c;
+    uint64_t end; /* of the certificate, seconds since 1970 */
 };
 
 struct ws_http_tls {
@@ -124,6 +126,8 @@ static int read_credentials(struct ws_http_tls *tls, bool first, struct ws_http_
         rc = read_file(tls->path[i], &pem[i], err);
     if (rc == 0)
         rc = make(new->c, tls, pem, err);
+    if (rc == 0)
+        new->end = ws_certificate_end(pem[0]);
     if (rc == 0 && first) {
         tls->cert_pem = pem[0];
         pem[0] = NULL;
@@ -245,6 +249,17 @@ const char *ws_http_tls_first_cert(const struct ws_http_tls *tls)
 const char *ws_http_tls_first_key(const struct ws_http_tls *tls)
 {
     return tls->key_pem;
+}
+
+uint64_t ws_http_tls_end(struct ws_http_tls *tls)
+{
+    if (!tls)
+        return 0;
+    pthread_mutex_lock(&tls->lock);
+    look_again(tls);
+    const uint64_t end = tls->current->end;
+    pthread_mutex_unlock(&tls->lock);
+    return end;
 }
 
 /* --- connections --- */

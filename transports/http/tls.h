@@ -4,6 +4,7 @@
 #define WS_TRANSPORTS_HTTP_TLS_H
 #include "transports/access/identity.h"
 #include "transports/base/error.h"
+#include <stdint.h>
 
 struct ws_http_tls_files {
     const char *cert, *key, *client_ca; /* paths of PEM files; client_ca NULL: clients show no certificate */
@@ -19,6 +20,8 @@ WS_MUST_USE int ws_http_tls_new(struct ws_http_tls **out, const struct ws_http_t
                                 struct ws_error *err);
 void ws_http_tls_free(struct ws_http_tls *tls); /* no connection has credentials of it; NULL is fine */
 bool ws_http_tls_has_client_ca(const struct ws_http_tls *tls); /* NULL is fine */
+/* When the certificate ends that new connections are shown, seconds since 1970; NULL: 0. */
+uint64_t ws_http_tls_end(struct ws_http_tls *tls);
 /* PEM of the first reading, for libmicrohttpd, which does not start without. */
 const char *ws_http_tls_first_cert(const struct ws_http_tls *tls);
 const char *ws_http_tls_first_key(const struct ws_http_tls *tls);

@@ -11,6 +11,7 @@
 #include "transports/delta/stream.h"
 #include "transports/format/manifest.h"
 #include "transports/memory/region.h"
+#include "transports/protocol/pace.h"
 #include "transports/simd/copy.h"
 #include <jansson.h>
 #include <stdatomic.h>
@@ -36,6 +37,8 @@ struct ws_source { /* the head of each transport's own struct */
     const struct ws_transport_ops *ops;
     char *url;      /* as given, without credentials */
     char *mount_id; /* of the options, or NULL */
+    atomic_uint
+        rtt_us; /* of a connection, as the kernel measured it last; 0: not measured, or by no network */
 };
 struct ws_lane {
     struct ws_source *source;
@@ -60,9 +63,9 @@ struct ws_fetch {
     void *arg;
     const atomic_bool *cancel; /* checked often; may be NULL */
     _Atomic(uint64_t)
-        *came; /* bytes as they come, by tcp of blocks that are not whole yet, too; no other thread
+        *came;            /* bytes as they come, by tcp of blocks that are not whole yet, too; no other thread
                                    writes it meanwhile; may be NULL */
-    _Atomic(uint64_t) *came_ns; /* moved on (ws_clock_ns) while they come; may be NULL */
+    struct ws_pace *pace; /* is noted while they come; may be NULL */
 };
 
 /* Where a block goes. */
@@ -89,7 +92,7 @@ struct ws_delta_fetch {
     unsigned level; /* how hard the server should compress the next ones for this link: 0 to 3 */
     struct ws_delta_stream_sink sink; /* called on the fetching thread; what its record stops is -ECANCELED */
     const atomic_bool *cancel;        /* checked often; may be NULL */
-    _Atomic(uint64_t) *came_ns;       /* as ws_fetch's */
+    struct ws_pace *pace;             /* as ws_fetch's */
 };
 
 struct ws_transport_ops {

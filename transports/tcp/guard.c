@@ -14,7 +14,7 @@ static void report_progress(struct ws_tcp_guard *g, uint64_t now, uint64_t bytes
         return;
     g->reported_ns = now;
     g->reported_bytes = bytes;
-    atomic_store(g->came_ns, now);
+    ws_pace_note(g->pace, now);
 }
 
 int ws_tcp_guard_look(void *arg, curl_off_t total, curl_off_t received, curl_off_t c, curl_off_t d)
@@ -26,7 +26,7 @@ int ws_tcp_guard_look(void *arg, curl_off_t total, curl_off_t received, curl_off
     (void)d;
     if (g->cancel && atomic_load(g->cancel))
         return 1;
-    if (g->came_ns)
+    if (g->pace)
         report_progress(g, now, bytes);
     if (!g->owed || g->stall_ns == 0 || g->since_ns == 0) {
         g->since_ns = now;

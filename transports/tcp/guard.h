@@ -3,6 +3,7 @@
 #ifndef WS_TRANSPORTS_TCP_GUARD_H
 #define WS_TRANSPORTS_TCP_GUARD_H
 #include "transports/base/error.h"
+#include "transports/protocol/pace.h"
 #include <curl/curl.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -10,8 +11,8 @@
 
 struct ws_tcp_guard {
     const atomic_bool *cancel;            /* may be NULL */
-    _Atomic(uint64_t) *came_ns;           /* may be NULL */
-    uint64_t reported_ns, reported_bytes; /* in came_ns, last */
+    struct ws_pace *pace;                 /* may be NULL */
+    uint64_t reported_ns, reported_bytes; /* to it, last */
     uint64_t stall_ns;                    /* 0: a trickle is fine */
     bool
         owed; /* what is to come now has begun: a sender that has it only in part has a source that is slow, too */

@@ -187,17 +187,15 @@ int ws_tcp_fetch(struct ws_lane *lane, const struct ws_fetch *f, struct ws_error
     const struct ws_manifest *m = f->manifest;
     const struct ws_manifest_file *file = &m->files[f->file];
     size_t last = f->first + f->n - 1;
-    struct sink k = {.lane = l,
-                     .fetch = f,
-                     .file = file,
-                     .at = f->first * WS_BLOCK_BYTES,
-                     .end = last * WS_BLOCK_BYTES + ws_manifest_block_bytes(file, last),
-                     .block = f->first,
-                     .guard = {.cancel = f->cancel,
-                               .came_ns = f->came_ns,
-                               .stall_ns = ws_tcp_stall_ns(lane),
-                               .owed = true},
-                     .refusal.limit = WS_TCP_REFUSAL_BYTES};
+    struct sink k = {
+        .lane = l,
+        .fetch = f,
+        .file = file,
+        .at = f->first * WS_BLOCK_BYTES,
+        .end = last * WS_BLOCK_BYTES + ws_manifest_block_bytes(file, last),
+        .block = f->first,
+        .guard = {.cancel = f->cancel, .pace = f->pace, .stall_ns = ws_tcp_stall_ns(lane), .owed = true},
+        .refusal.limit = WS_TCP_REFUSAL_BYTES};
     char path[WS_API_PATH_BYTES], range[64];
     ws_api_version_path(path, "files", m->model, m->version, file->name, m->lineage);
     snprintf(range, sizeof(range), "%" PRIu64 "-%" PRIu64, k.at, k.end - 1);

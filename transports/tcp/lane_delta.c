@@ -76,10 +76,9 @@ static int delta_result(struct delta_sink *k, const struct ws_delta_fetch *f, CU
 int ws_tcp_fetch_delta(struct ws_lane *lane, const struct ws_delta_fetch *f, struct ws_error *err)
 {
     struct ws_tcp_lane *l = (struct ws_tcp_lane *)lane;
-    struct delta_sink k = {
-        .lane = l,
-        .guard = {.cancel = f->cancel, .came_ns = f->came_ns, .stall_ns = ws_tcp_stall_ns(lane)},
-        .refusal.limit = WS_TCP_REFUSAL_BYTES};
+    struct delta_sink k = {.lane = l,
+                           .guard = {.cancel = f->cancel, .pace = f->pace, .stall_ns = ws_tcp_stall_ns(lane)},
+                           .refusal.limit = WS_TCP_REFUSAL_BYTES};
     char path[WS_API_PATH_BYTES + sizeof("&only=") + WS_DELTA_FILTER_CHARS];
     k.reader = ws_delta_stream_reader_new(&f->link, f->n_blocks, &f->sink);
     if (!k.reader)

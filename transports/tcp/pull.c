@@ -8,6 +8,8 @@
 #include "transports/http/url.h"
 #include "transports/protocol/api.h"
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,6 +157,17 @@ static int post_headers(const struct curl_slist *own, struct curl_slist **out)
     return rc < 0 ? rc : ws_http_add_header(out, "Content-Type: application/json");
 }
 
+/* The kernel's estimate for the connection that has just served a request. */
+static void note_round_trip(struct ws_tcp_source *s, CURL *c)
+{
+    curl_socket_t sock = CURL_SOCKET_BAD;
+    struct tcp_info info;
+    socklen_t n = sizeof(info);
+    if (curl_easy_getinfo(c, CURLINFO_ACTIVESOCKET, &sock) == CURLE_OK && sock != CURL_SOCKET_BAD &&
+        getsockopt(sock, IPPROTO_TCP, TCP_INFO, &info, &n) == 0 && info.tcpi_rtt > 0)
+        atomic_store(&s->head.rtt_us, info.tcpi_rtt);
+}
+
 /* *status: of the answer; 0: there is none. */
 static int request_once(struct ws_tcp_source *s, const char *path, const json_t *post, unsigned timeout_ms,
                         size_t limit, const atomic_bool *cancel, struct ws_http_text *out, long *status,
@@ -185,8 +198,10 @@ static int request_once(struct ws_tcp_source *s, const char *path, const json_t 
     }
     CURLcode code = curl_easy_perform(c);
     curl_easy_getinfo(c, CURLINFO_RESPONSE_CODE, status);
-    if (code == CURLE_OK)
+    if (code == CURLE_OK) {
         atomic_store(&s->has_spoken, true);
+        note_round_trip(s, c);
+    }
     if (out->is_too_big)
         rc = ws_error_set(err, EPROTO, "%s sent more than %zu bytes", url, limit);
     else if (out->lacks_memory)

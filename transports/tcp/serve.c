@@ -353,7 +353,8 @@ void ws_tcp_server_stats(struct ws_tcp_server *s, struct ws_tcp_server_stats *ou
                                         .requests = ws_http_server_requests(s->http),
                                         .unknown = ws_http_server_refused(s->http, 401),
                                         .forbidden = ws_http_server_refused(s->http, 403),
-                                        .connections = ws_http_server_connections(s->http)};
+                                        .connections = ws_http_server_connections(s->http),
+                                        .certificate_end = ws_http_server_certificate_end(s->http)};
     for (unsigned i = 0; i < WS_HTTP_ENDINGS; i++)
         out->ended[i] = ws_http_server_ended(s->http, (enum ws_http_ending)i);
 }
@@ -363,6 +364,16 @@ void ws_tcp_server_print_ended(const struct ws_tcp_server_stats *stats, const ch
     for (unsigned i = 0; i < WS_HTTP_ENDINGS; i++)
         fprintf(out, "%s{reason=\"%s\"} %" PRIu64 "\n", name, ws_http_ending_name((enum ws_http_ending)i),
                 stats->ended[i]);
+}
+
+void ws_tcp_server_print_certificate(const struct ws_tcp_server_stats *stats, const char *name, FILE *out)
+{
+    fprintf(out,
+            "# HELP %s When the certificate ends that clients are shown, in seconds since 1970.\n# TYPE %s "
+            "gauge\n",
+            name, name);
+    if (stats->certificate_end)
+        fprintf(out, "%s %" PRIu64 "\n", name, stats->certificate_end);
 }
 
 void ws_tcp_server_free(struct ws_tcp_server *s)

@@ -42,8 +42,11 @@ struct ws_tcp_server_stats {
     uint64_t bytes_sent, requests, unknown, forbidden; /* the last two: refused with 401, 403 */
     uint64_t ended[WS_HTTP_ENDINGS];                   /* connections that the server ended */
     unsigned connections;
+    uint64_t certificate_end; /* seconds since 1970; 0: no TLS */
 };
 void ws_tcp_server_stats(struct ws_tcp_server *s, struct ws_tcp_server_stats *out);
+/* A metric of that name, without a value where there is no TLS. */
+void ws_tcp_server_print_certificate(const struct ws_tcp_server_stats *stats, const char *name, FILE *out);
 /* As lines of a metric, NAME{reason="head"} and so on. */
 void ws_tcp_server_print_ended(const struct ws_tcp_server_stats *stats, const char *name, FILE *out);
 void ws_tcp_server_free(struct ws_tcp_server *s);

@@ -378,8 +378,8 @@ static int take_arrived(struct run *r)
         ws_fetch_came(f, p->bytes);
         r->at += p->bytes;
         r->next_id++;
-        if (f->came_ns)
-            atomic_store(f->came_ns, ws_clock_ns());
+        if (f->pace)
+            ws_pace_note(f->pace, ws_clock_ns());
         if (r->at < r->block * WS_BLOCK_BYTES + ws_manifest_block_bytes(file, r->block))
             continue;
         const uint64_t hash = ws_hasher_digest(l->hasher);

@@ -2,6 +2,7 @@
 #include "backends/trainer/agent/status.h"
 #include "backends/trainer/agent/core/features.h"
 #include "transports/base/audit_log.h"
+#include "transports/base/machine.h"
 #include "transports/protocol/api.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -17,8 +18,22 @@ static json_t *slot_status(const struct ws_slot *s)
                      (json_int_t)s->n_leases, "holders", s->state == WS_SLOT_WRITING ? "" : holders);
 }
 
+/* With when the certificate ends that its clients are shown. */
+static json_t *own_machine(struct ws_agent *a)
+{
+    struct ws_tcp_server_stats tcp = {0};
+    struct ws_tcp_server *server = atomic_load(&a->tcp);
+    json_t *out = ws_machine_facts();
+    if (server)
+        ws_tcp_server_stats(server, &tcp);
+    if (out && tcp.certificate_end)
+        json_object_set_new(out, "certificate_end", json_integer((json_int_t)tcp.certificate_end));
+    return out;
+}
+
 static int get_status(struct ws_agent *a, json_t **reply)
 {
+    json_t *machine = own_machine(a);
     json_t *models = json_array();
     pthread_mutex_lock(&a->lock);
     for (const struct ws_agent_model *m = a->models; m; m = m->next) {
@@ -35,6 +50,8 @@ static int get_status(struct ws_agent *a, json_t **reply)
         json_array_append_new(models, one);
     }
     *reply = json_pack("{s:I,s:o}", "slot_bytes", (json_int_t)a->slot_bytes, "models", models);
+    if (machine)
+        json_object_set_new(*reply, "machine", machine);
     ws_features_status(a, *reply);
     pthread_mutex_unlock(&a->lock);
     return 0;
@@ -65,6 +82,7 @@ static int get_metrics(struct ws_agent *a, char **text, struct ws_error *err)
     fprintf(f, "# HELP wsync_agent_ended_total Connections that the agent ended, by reason.\n"
                "# TYPE wsync_agent_ended_total counter\n");
     ws_tcp_server_print_ended(&tcp, "wsync_agent_ended_total", f);
+    ws_tcp_server_print_certificate(&tcp, "wsync_agent_certificate_end_timestamp_seconds", f);
     fprintf(f,
             "# HELP wsync_agent_audit_lost_total Entries that the audit log had no room for.\n"
             "# TYPE wsync_agent_audit_lost_total counter\nwsync_agent_audit_lost_total %" PRIu64 "\n",

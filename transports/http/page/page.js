@@ -1,9 +1,9 @@
 "use strict";
-// Tables, then charts, of an agent (its JSON) or of a mount (its metrics). What comes from outside (names, errors)
-// becomes text nodes only.
-const PERIOD_MS = 2000, MOST_POINTS = 300, KEY = "wsync-token";
+// Tables, then charts, of an agent or of a mount: both answer GET /v1/status. What comes from outside (names, errors) becomes
+// text nodes only.
+const PERIOD_MS = 2000, KEY = "wsync-token";
 const at = id => document.getElementById(id);
-const tables = new Map(), history = [];
+const tables = new Map();
 let timer = 0, charts = null, turn = 0;
 
 function make(tag, text, kind) {
@@ -13,47 +13,115 @@ function make(tag, text, kind) {
   return out;
 }
 
+// --- figures as text; "" for what is not known ---
+
 function size(n) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const units = ["B", "kB", "MB", "GB", "TB"];
   let i = 0;
-  for (; n >= 1024 && i < units.length - 1; i++) n /= 1024;
-  return i ? `${n.toFixed(1)} ${units[i]}` : `${n} ${units[i]}`;
+  for (; n >= 1000 && i < units.length - 1; i++) n /= 1000;
+  return i ? `${n.toFixed(n < 100 ? 1 : 0)} ${units[i]}` : `${n} ${units[i]}`;
 }
 
-// A table stays in the document and only its rows change, so that the focus and a reader's place are kept.
-function show(title, columns, rows, numbers = []) {
+function seconds(s) {
+  if (s === null || s === undefined || !(s >= 0)) return "";
+  return s < 0.001 ? `${Math.round(1e6 * s)} \u00b5s` : s < 0.1 ? `${(1000 * s).toFixed(1)} ms` : s < 100 ? `${s.toFixed(2)} s` : `${Math.round(s)} s`;
+}
+
+function moment(ms) {
+  return ms ? new Date(ms).toLocaleString([], {dateStyle: "short", timeStyle: "medium"}) : "";
+}
+
+// --- tables ---
+
+// A value is a text, a number, or {text, summary, more}: a text with more of it that is shown on demand.
+function fill(cell, value) {
+  const text = value?.text ?? value ?? "", all = make("div", text);
+  if (text === "") return; // a narrow page leaves it out
+  if (value.more) {
+    const more = make("details");
+    more.append(make("summary", value.summary), make("div", value.more));
+    all.append(more);
+  }
+  cell.append(all);
+}
+
+// Makes a row's cells what they are to be; those that are so already stay, with what a reader has opened in them.
+function update(out, columns, row) {
+  out.className = row.bad ? "bad" : row.none ? "none" : "";
+  row.cells.forEach((value, i) => {
+    const text = JSON.stringify(value);
+    if (out.shown[i] === text) return;
+    out.shown[i] = text;
+    const cell = make(i ? "td" : "th", undefined, row.none ? "" : columns[i][1] || "");
+    cell.setAttribute("role", i ? "cell" : "rowheader");
+    cell.dataset.column = columns[i][0];
+    if (!i) cell.scope = "row";
+    if (row.none) cell.colSpan = columns.length;
+    fill(cell, value);
+    if (out.cells[i]) out.cells[i].replaceWith(cell);
+    else out.append(cell);
+  });
+}
+
+function newRow() {
+  const out = make("tr");
+  out.setAttribute("role", "row");
+  out.shown = [];
+  return out;
+}
+
+// Rows are the same ones while their first cell is; none is moved, so that the focus and a reader's place are kept.
+function arrange(table, columns, rows) {
+  const count = new Map(), wanted = new Map(), body = table.tBodies[0];
+  for (const row of rows) {
+    const n = (count.get(row.cells[0]) ?? 0) + 1;
+    count.set(row.cells[0], n);
+    wanted.set(`${row.none} ${n} ${row.cells[0]}`, row);
+  }
+  for (const [key, out] of table.rowOf) {
+    if (wanted.has(key)) continue;
+    out.remove();
+    table.rowOf.delete(key);
+  }
+  let place = body.firstChild;
+  for (const [key, row] of wanted) {
+    const out = table.rowOf.get(key) ?? newRow();
+    table.rowOf.set(key, out);
+    if (out === place) place = place.nextSibling;
+    else body.insertBefore(out, place);
+    update(out, columns, row);
+  }
+}
+
+// Columns: [name, "number" or "long" where it is one]. A table stays in the document. Roles are said, as a narrow page shows
+// rows as blocks.
+function show(title, columns, rows) {
   let table = tables.get(title);
   if (!table) {
-    const frame = make("div", undefined, "scroll");
     table = make("table");
-    frame.tabIndex = 0;
-    frame.setAttribute("role", "region");
-    frame.setAttribute("aria-label", title);
+    table.setAttribute("role", "table");
     table.append(make("caption", title), make("thead"), make("tbody"));
     const head = make("tr");
-    for (const column of columns) {
-      const cell = make("th", column);
+    head.setAttribute("role", "row");
+    for (const [name, kind] of columns) {
+      const cell = make("th", name, kind || "");
       cell.scope = "col";
-      if (numbers.includes(column)) cell.className = "number";
+      cell.setAttribute("role", "columnheader");
       head.append(cell);
     }
     table.tHead.append(head);
-    frame.append(table);
-    at("main").append(frame);
+    table.tHead.setAttribute("role", "rowgroup");
+    table.tBodies[0].setAttribute("role", "rowgroup");
+    at("main").append(table);
     tables.set(title, table);
+    table.rowOf = new Map();
   }
-  const text = JSON.stringify(rows);
-  if (table.shown === text) return;
-  table.shown = text;
-  table.tBodies[0].replaceChildren(...(rows.length ? rows : [{cells: ["none"]}]).map(row => {
-    const out = make("tr", undefined, row.bad ? "bad" : "");
-    row.cells.forEach((value, i) => {
-      const cell = make(i ? "td" : "th", value, numbers.includes(columns[i]) ? "number" : "");
-      if (!i) cell.scope = "row";
-      out.append(cell);
-    });
-    return out;
-  }));
+  arrange(table, columns, rows.length ? rows : [{none: true, cells: ["none"]}]);
+}
+
+// How a version came, and why by no better way.
+function came(how, whyNot) {
+  return {text: how || "", summary: "why not by other ways", more: whyNot || ""};
 }
 
 class Refused extends Error {}
@@ -75,108 +143,176 @@ async function json(path) {
 
 // --- an agent ---
 
-function showModels(models) {
-  show("Models", ["Model", "Newest", "Run", "Ranks", "Published", "Abandoned", "How"], models.map(m =>
-    ({cells: [m.name, m.newest, m.run, m.ranks, m.published, m.abandoned, m.how || ""]})), ["Newest", "Ranks", "Published", "Abandoned"]);
-  show("Memory", ["Model", "Version", "State", "Bytes", "Leases", "Held by"], models.flatMap(m => m.slots.map(s =>
-    ({cells: [m.name, s.version, s.state, size(s.bytes), s.leases, s.holders]}))), ["Version", "Bytes", "Leases"]);
-}
-
 // A version as the agent's JSON has it, a number or an object; or none.
 function named(id) {
   return id ? id.version ?? id : "none";
 }
 
+function showModels(models) {
+  show("Models", [["Model"], ["Newest", "number"], ["Run"], ["Ranks", "number"], ["Published", "number"], ["Abandoned", "number"], ["Copied how"]],
+    models.map(m => ({cells: [m.name, m.newest, m.run, m.ranks, m.published, m.abandoned, m.how || ""]})));
+}
+
+// How many versions one of the same run is behind; "" where that cannot be told.
+function lag(loaded, newest) {
+  return loaded && loaded.run === newest.run && newest.version >= loaded.version ? newest.version - loaded.version : "";
+}
+
+function mountState(m) {
+  if (m.silent) return "silent";
+  if (m.error) return "failed";
+  if (m.engines > m.serving) return "engines missing";
+  return m.under_way ? "on its way" : "well";
+}
+
 function showMounts(mounts) {
-  show("Mounts", ["Mount", "Model", "Loaded", "Under way", "Engines", "Serving", "State", "Last error"], mounts.map(({model, m}) => {
-    const lacks = m.engines > m.serving;
-    return {bad: m.silent || lacks || !!m.error, cells: [m.mount, model, named(m.loaded), m.under_way ? "yes" : "no", m.engines, m.serving,
-      m.silent ? "silent" : lacks ? "engines missing" : m.error ? "failed" : "well", m.error || ""]};
-  }), ["Engines", "Serving"]);
+  show("Mounts: who has which version", [["Mount"], ["Model"], ["Version", "number"], ["Behind", "number"], ["State"], ["Engines", "number"], ["Serving", "number"],
+    ["How it came", "long"], ["Moved", "number"], ["Time to loaded", "number"]],
+  mounts.map(({model, m, newest}) => ({bad: ["silent", "failed", "engines missing"].includes(mountState(m)), cells: [m.mount, model, named(m.loaded), lag(m.loaded, newest), mountState(m),
+    m.engines, m.serving, m.came ? came(m.came.how, m.came.why_not) : m.loaded ? "not said" : "", m.came ? size(m.came.moved || 0) : "",
+    m.came?.loaded_us ? seconds(m.came.loaded_us / 1e6) : ""]})));
 }
 
 function showReleases(releases) {
-  show("Releases", ["Release", "Models", "Phase", "Missing", "Why"], releases.map(r => {
+  show("Releases", [["Release", "number"], ["Versions"], ["Phase"], ["Missing", "long"], ["Why", "long"]], releases.map(r => {
     const missing = r.mounts.filter(m => ["waiting", "failed", "silent"].includes(m.state));
     return {bad: !!r.why, cells: [r.id, Object.entries(r.models).map(([name, v]) => `${name}/${v.version}`).join(", "), r.phase,
       missing.map(m => `${m.mount} (${m.state}${m.error ? ": " + m.error : ""})`).join("; "), r.why || ""]};
   }));
 }
 
-async function agent(status) {
-  const [metrics, listed] = await Promise.all([get("/metrics").then(r => r.text()), json("/v1/releases")]);
-  const asked = await Promise.all(status.models.map(async m => {
-    const reply = await json(`/v1/${encodeURIComponent(m.name)}/mounts`);
-    return (Array.isArray(reply) ? reply : reply.mounts).map(one => ({model: m.name, m: one}));
-  }));
+function showPublished(history) {
+  show("Versions over time", [["Version"], ["Published"], ["Size", "number"], ["Delta", "number"], ["Moved to mounts", "number"], ["Mounts that loaded it", "number"],
+    ["Published to last loaded", "number"]],
+  history.map(h => ({cells: [`${h.model}/${h.version}`, moment(h.when), size(h.bytes), h.delta ? size(h.delta) : "", size(h.moved), h.mounts, seconds(h.loaded)]})));
+}
+
+function showAgentMemory(models) {
+  show("Memory", [["Model"], ["Version", "number"], ["State"], ["Bytes", "number"], ["Leases", "number"], ["Held by", "long"]], models.flatMap(m => m.slots.map(s =>
+    ({cells: [m.name, s.version, s.state, size(s.bytes), s.leases, s.holders]}))));
+}
+
+function showErrors(errors) {
+  show("Last errors", [["Where"], ["When"], ["What", "long"]], errors.map(cells => ({bad: true, cells})));
+}
+
+function agent(status, listed) {
+  const mounts = status.models.flatMap(model => model.mounts.map(m => ({model: model.name, m, newest: {version: model.newest, run: model.run}})));
+  const history = status.models.flatMap(m => m.history.map(h => ({model: m.name, version: h.version, when: h.published_us / 1000, bytes: h.bytes,
+    delta: h.delta_bytes, moved: h.moved, mounts: h.mounts, loaded: h.loaded_us ? (h.loaded_us - h.published_us) / 1e6 : null})));
   showModels(status.models);
-  showMounts(asked.flat());
+  showMounts(mounts);
   showReleases(Array.isArray(listed) ? listed : listed.releases);
-  return {versions: status.models.map(m => [m.name, m.newest]), moved: parse(metrics).find(s => s.name === "wsync_agent_sent_bytes_total")?.value ?? 0};
+  showPublished([...history].sort((a, b) => b.when - a.when));
+  showErrors(mounts.flatMap(({model, m}) => [
+    ...(m.error ? [[m.mount, "", `${model}/${named(m.failed)}: ${m.error}`]] : []),
+    ...(m.last_error ? [[m.mount, moment(m.last_error.at_us / 1000), `${model}: ${m.last_error.command}: ${m.last_error.message}`]] : []),
+    ...(m.machine?.source_error ? [[m.mount, "", `its source ${m.machine.source}: ${m.machine.source_error}`]] : [])]));
+  showAgentMemory(status.models);
+  return history;
 }
 
 // --- a mount ---
 
-function parse(text) {
-  const out = [];
-  for (const line of text.split("\n")) {
-    const found = /^([a-z_]+)(?:\{(.*)\})? (\S+)$/.exec(line);
-    if (!found) continue;
-    const labels = {};
-    for (const [, key, value] of (found[2] || "").matchAll(/([a-z_]+)="((?:[^"\\]|\\.)*)"/g))
-      labels[key] = value.replace(/\\(.)/g, (_, c) => c === "n" ? "\n" : c);
-    out.push({name: found[1], labels, value: Number(found[3])});
-  }
-  return out;
+function behind(m) {
+  const [now, newest] = [m.current, m.latest].map(v => /^\d+$/.test(v ?? "") ? BigInt(v) : null);
+  return now === null || newest === null || newest < now ? "" : String(newest - now);
 }
 
-function mount(samples) {
-  const of = name => samples.filter(s => s.name === name);
-  const one = (name, labels) => of(name).find(s => Object.entries(labels).every(([k, v]) => s.labels[k] === v))?.value ?? 0;
-  const versions = of("wsync_current_version");
-  const state = ({labels: {state}, value}) => value > 0 && state === "broken";
-  show("Models", ["Model", "Version", "Behind", "Age"], versions.map(s =>
-    ({bad: one("wsync_behind", s.labels) > 0, cells: [s.labels.model, s.value, one("wsync_behind", s.labels), `${Math.round(one("wsync_age_seconds", s.labels))} s`]})), ["Version", "Behind", "Age"]);
-  show("Engines", ["Model", "State", "Engines"], of("wsync_engines").filter(s => s.value > 0).map(s =>
-    ({bad: state(s), cells: [s.labels.model, s.labels.state, s.value]})), ["Engines"]);
-  show("Pauses", ["Engine", "Model", "Switches", "Mean pause"], of("wsync_pause_seconds_count").map(s =>
-    ({cells: [s.labels.engine, s.labels.model, s.value, s.value ? `${(1000 * one("wsync_pause_seconds_sum", s.labels) / s.value).toFixed(1)} ms` : "-"]})), ["Switches", "Mean pause"]);
-  show("Memory", ["Figure", "Value"], [["used", "wsync_used_bytes"], ["may be used", "wsync_cache_bytes"], ["held by readers only", "wsync_waiting_bytes"],
-    ["moved", "wsync_moved_bytes_total"]].filter(([, name]) => of(name).length).map(([label, name]) => ({cells: [label, size(one(name, {}))]})), ["Value"]);
-  show("Counts", ["Metric", "Value"], samples.filter(s => /_total$/.test(s.name) && !/_bytes_total$/.test(s.name)).map(s =>
-    ({bad: /failed|bad/.test(s.name) && s.value > 0, cells: [s.name.replace(/^wsync_/, "") + Object.values(s.labels).map(v => ` ${v}`).join(""), s.value]})), ["Value"]);
-  return {versions: versions.map(s => [s.labels.model, s.value]), moved: one("wsync_moved_bytes_total", {}) + one("wsync_relay_sent_bytes_total", {})};
+function showMountModels(models) {
+  show("Models", [["Model"], ["Version", "number"], ["Newest", "number"], ["Behind", "number"], ["Policy"], ["Switches", "number"], ["Failed", "number"], ["State"]],
+    models.map(m => ({bad: m.quarantined || !!m.lacking, cells: [m.model, m.current ?? "none", m.latest ?? "none", behind(m), m.policy, m.switches, m.switches_failed,
+      m.quarantined ? "in quarantine" : m.lacking ? `lacking ${m.lacking}` : m.switching ? "switching" : "well"]})));
 }
 
-// --- charts ---
+function showEngines(models) {
+  show("Engines and their pauses", [["Engine"], ["Model"], ["State"], ["Serves", "number"], ["Kind"], ["Pauses", "number"], ["Last pause", "number"], ["Mean pause", "number"]],
+    models.flatMap(m => m.engines.map(e => ({bad: ["broken", "unreachable", "stale"].includes(e.state), cells: [e.name, m.model, e.state, e.serving, e.kind, e.pauses,
+      e.pauses ? seconds(e.pause) : "", e.pauses ? seconds(e.paused / e.pauses) : ""]}))));
+}
+
+function showVersions(models) {
+  show("Versions here", [["Version"], ["State"], ["Size", "number"], ["Here", "number"], ["How it came", "long"]],
+    models.flatMap(m => m.versions.map(v => ({bad: v.state === "failed", cells: [`${m.model}/${v.name}`, v.state + (v.at_source ? "" : ", gone at its source"),
+      v.bytes ? size(v.bytes) : "", v.bytes ? `${Math.floor(100 * v.have / v.bytes)} %` : "", v.error || came(v.how || "not yet", v.why_not)]})).reverse()));
+}
+
+function showArrivals(history) {
+  show("Versions over time", [["Version"], ["Came"], ["Size", "number"], ["Moved", "number"], ["Fetched in", "number"], ["Known to loaded", "number"], ["How it came", "long"]],
+    history.map(h => ({bad: !!h.error, cells: [`${h.model}/${h.version}`, moment(h.when), size(h.bytes), size(h.moved), seconds(h.took), seconds(h.loaded),
+      h.error ? `failed${h.pulls > 1 ? ` ${h.pulls} times` : ""}: ${h.error}` : came(h.how, h.whyNot)]})));
+}
+
+function showSources(sources) {
+  show("Sources", [["Source"], ["State"], ["By"], ["Heard of", "number"], ["Round trip", "number"]], sources.map(s =>
+    ({bad: !s.up, cells: [s.url, s.up ? "up" : "down", s.transport, s.contact >= 0 ? `${Math.round(s.contact)} s ago` : "never", seconds(s.rtt)]})));
+}
+
+function showMountMemory(status) {
+  show("Memory and counts", [["Figure"], ["Value", "number"]], [["used", size(status.used_bytes)], ["may be used", size(status.cache_bytes)],
+    ["held by readers only", size(status.waiting_bytes)], ["moved", size(status.moved_bytes)], ["measured speed", status.link_bytes_s ? `${size(status.link_bytes_s)}/s` : ""],
+    ["pulls", status.pulls], ["pulls that failed", status.pulls_failed], ["requests tried again", status.retries], ["bad blocks", status.bad_blocks]].map(cells => ({cells})));
+}
+
+function errorsOf(status) {
+  const last = (where, e) => e ? [[where, moment(Date.parse(e.time)), `${e.command}: ${e.message} (${e.errno})`]] : [];
+  const said = (where, text) => text ? [[where, "", text]] : [];
+  return [...last("mount", status.last_error), ...said("config", status.config_error), ...status.sources.flatMap(s => said(s.url, s.error)),
+    ...status.models.flatMap(m => [...last(m.model, m.last_error), ...m.engines.flatMap(e => said(`engine ${e.name}`, e.error)),
+      ...m.versions.flatMap(v => said(`${m.model}/${v.name}`, v.error))])];
+}
+
+function mount(status) {
+  const history = status.models.flatMap(m => m.history.map(h => ({model: m.model, version: h.name, when: Date.parse(h.at), bytes: h.bytes, moved: h.moved,
+    took: h.seconds, loaded: h.loaded, how: h.how, whyNot: h.why_not, error: h.error, pulls: h.pulls})));
+  showMountModels(status.models);
+  showEngines(status.models);
+  showVersions(status.models);
+  showArrivals([...history].sort((a, b) => b.when - a.when));
+  showErrors(errorsOf(status));
+  showSources(status.sources);
+  showMountMemory(status);
+  return history;
+}
+
+// --- charts of the table of versions over time ---
+
+const COLORS = ["#3f87d9", "#d9792b", "#3aa06a", "#a957bd", "#9a8a26"];
 
 function canvas(label) {
   const frame = make("div", undefined, "chart"), out = make("canvas", label);
   out.setAttribute("role", "img");
-  out.setAttribute("aria-label", `${label}; the tables above have the same figures`);
+  out.setAttribute("aria-label", `${label}; the table of versions over time has the same figures`);
   frame.append(out);
-  at("charts").append(frame);
-  return new Chart(out, {type: "line", data: {labels: [], datasets: []}, options: {animation: false, maintainAspectRatio: false,
-    scales: {y: {beginAtZero: true}},
-    plugins: {title: {display: true, text: label}}, elements: {point: {radius: 2}}}});
+  at("canvases").append(frame);
+  return new Chart(out, {type: "bar", data: {labels: [], datasets: []}, options: {animation: false, maintainAspectRatio: false,
+    scales: {x: {ticks: {maxRotation: 0, autoSkip: true}, grid: {display: false}}, y: {beginAtZero: true}},
+    plugins: {title: {display: true, text: label}, legend: {position: "bottom"}}}});
 }
 
-function draw(point) {
-  history.push({when: new Date().toLocaleTimeString(), ...point});
-  if (history.length > MOST_POINTS) history.shift();
-  at("charts").hidden = false;
+function draw(history) {
+  at("charts").hidden = history.length === 0;
   if (typeof Chart === "undefined") {
     at("charts-note").textContent = "Tables only: this wsync was built without chart.js.";
     return;
   }
-  charts ??= {versions: canvas("Versions"), moved: canvas("MiB moved")};
-  const colors = ["#2a78d6", "#d6722a", "#2a9d5c", "#a33bb5", "#8a7a1c"];
-  const line = (label, i, value) => ({label, borderColor: colors[i % colors.length], backgroundColor: colors[i % colors.length], data: history.map(value)});
-  const names = [...new Set(history.flatMap(h => h.versions.map(([name]) => name)))];
-  charts.versions.data.datasets = names.map((name, i) => line(name, i, h => h.versions.find(([n]) => n === name)?.[1] ?? null));
-  charts.moved.data.datasets = [line("moved", 0, h => h.moved / 1048576)];
-  for (const chart of Object.values(charts)) {
-    chart.data.labels = history.map(h => h.when);
+  const color = getComputedStyle(document.body).color; // of the scheme, dark or light
+  const text = JSON.stringify([history, color]);
+  if (charts?.shown === text) return;
+  charts ??= {drawn: {moved: canvas("MB moved, by version"), loaded: canvas("Seconds to loaded, by version")}};
+  charts.shown = text;
+  const sorted = [...history].sort((a, b) => a.when - b.when), models = [...new Set(sorted.map(h => h.model))];
+  const labels = sorted.map(h => models.length > 1 ? `${h.model}/${h.version}` : String(h.version));
+  for (const [chart, value] of [[charts.drawn.moved, h => h.moved / 1e6], [charts.drawn.loaded, h => h.loaded]]) {
+    chart.data.labels = labels;
+    chart.data.datasets = models.map((model, i) => ({label: model, backgroundColor: COLORS[i % COLORS.length], maxBarThickness: 18, grouped: false,
+      data: sorted.map(h => h.model === model ? value(h) : null)}));
+    chart.options.plugins.legend.display = models.length > 1;
+    chart.options.color = chart.options.plugins.title.color = color;
+    for (const axis of Object.values(chart.options.scales)) {
+      axis.ticks = {...axis.ticks, color};
+      axis.grid = {...axis.grid, color: "#8884"};
+    }
     chart.update("none");
   }
 }
@@ -192,13 +328,14 @@ async function look() {
   clearTimeout(timer);
   let again = true;
   try {
-    const status = await get("/v1/status");
-    const point = status.ok ? await agent(await status.json()) : mount(parse(await (await get("/metrics")).text()));
+    const status = await json("/v1/status");
+    const releases = "mountpoint" in status ? null : await json("/v1/releases");
     if (mine !== turn) return;
+    const history = releases ? agent(status, releases) : mount(status);
     at("main").hidden = false;
     at("login").hidden = true;
     at("leave").hidden = !sessionStorage.getItem(KEY);
-    draw(point);
+    draw(history);
     say("Live.");
   } catch (e) {
     if (mine !== turn) return;
@@ -217,9 +354,11 @@ function leave() {
   turn++;
   clearTimeout(timer);
   sessionStorage.removeItem(KEY);
-  history.length = 0;
   tables.clear();
   at("main").replaceChildren();
+  at("canvases").replaceChildren();
+  Object.values(charts?.drawn ?? {}).forEach(chart => chart.destroy());
+  charts = null;
   at("main").hidden = at("charts").hidden = at("leave").hidden = true;
   at("login").hidden = false;
   say("A token is needed.");

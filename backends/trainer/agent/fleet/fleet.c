@@ -1,6 +1,7 @@
 /* Fleet: what mounts report, and what follows from it for releases (fleet.h). */
 #include "backends/trainer/agent/fleet/fleet.h"
 #include "backends/trainer/agent/fleet/machine.h"
+#include "backends/trainer/agent/fleet/said.h"
 #include "transports/base/clock.h"
 #include "transports/base/name.h"
 #include "transports/base/text.h"
@@ -85,14 +86,21 @@ void ws_fleet_extend_lease(struct ws_fleet *f, const char *owner, const char *mo
         extend(m, now_ns, ms);
 }
 
+static void free_mount(struct ws_fleet_mount *m)
+{
+    json_decref(m->machine);
+    json_decref(m->came);
+    json_decref(m->last_error);
+    free(m->mount_id);
+    free(m);
+}
+
 static void remove_at(struct ws_fleet *f, struct ws_fleet_mount **at)
 {
     struct ws_fleet_mount *m = *at;
     *at = m->next;
     f->n--;
-    json_decref(m->machine);
-    free(m->mount_id);
-    free(m);
+    free_mount(m);
 }
 
 void ws_fleet_remove(struct ws_fleet *f, const char *owner, const char *mount_id)
@@ -211,6 +219,18 @@ void ws_fleet_record_machine(struct ws_fleet_mount *m, const json_t *said, uint6
     m->machine_ns = now_ns;
 }
 
+void ws_fleet_record_came(struct ws_fleet_mount *m, const json_t *said)
+{
+    json_decref(m->came);
+    m->came = ws_said_take_came(said);
+}
+
+void ws_fleet_record_error(struct ws_fleet_mount *m, const json_t *said)
+{
+    json_decref(m->last_error);
+    m->last_error = ws_said_take_error(said);
+}
+
 void ws_fleet_record_prepared(struct ws_fleet_mount *m, const struct ws_version_id *to)
 {
     if (ws_version_id_equal(&m->failed, to))
@@ -324,6 +344,10 @@ json_t *ws_fleet_json(const struct ws_fleet *f, uint64_t now_ns)
                       version_id_json(&m->failed), "error", m->failed.lineage[0] ? m->error : "");
         if (m->owner[0])
             json_object_set_new(one, "identity", json_string(m->owner));
+        if (m->came)
+            json_object_set_new(one, "came", json_deep_copy(m->came));
+        if (m->last_error)
+            json_object_set_new(one, "last_error", json_deep_copy(m->last_error));
         if (m->machine)
             json_object_set_new(one, "machine", json_deep_copy(m->machine));
         if (m->machine)
@@ -339,9 +363,7 @@ void ws_fleet_clear(struct ws_fleet *f)
     while (f->mounts) {
         struct ws_fleet_mount *m = f->mounts;
         f->mounts = m->next;
-        json_decref(m->machine);
-        free(m->mount_id);
-        free(m);
+        free_mount(m);
     }
     f->n = 0;
 }

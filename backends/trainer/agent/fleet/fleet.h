@@ -35,6 +35,8 @@ struct ws_fleet_mount {
     char error[WS_ERROR_TEXT]; /* of failed */
     json_t *machine;           /* what it says of its machine (machine.h), when it said so; NULL: not said */
     uint64_t machine_ns;
+    json_t *came;            /* how `loaded` came to it (said.h), when it said so; NULL: not said */
+    json_t *last_error;      /* what the mount's file of that name says; NULL: nothing */
     uint64_t failed_release; /* of failed: which asked for it; 0: the mount did not say */
 };
 struct ws_fleet {
@@ -89,6 +91,10 @@ void ws_fleet_record_presence(const struct ws_fleet *f, struct ws_fleet_mount *m
                               const struct ws_version_id *serves, const uint64_t *finished);
 /* What it says of its machine; NULL: nothing. day_ns: the time of day. */
 void ws_fleet_record_machine(struct ws_fleet_mount *m, const json_t *said, uint64_t now_ns, uint64_t day_ns);
+/* How the version that it serves came there; NULL: it does not say. */
+void ws_fleet_record_came(struct ws_fleet_mount *m, const json_t *said);
+/* Its last_error; NULL: it has none. */
+void ws_fleet_record_error(struct ws_fleet_mount *m, const json_t *said);
 void ws_fleet_record_prepared(struct ws_fleet_mount *m, const struct ws_version_id *to);
 void ws_fleet_record_fetched(
     struct ws_fleet_mount *m,

@@ -1,11 +1,8 @@
-/* Machine: what a mount says of the machine that it is on, as the agent keeps it: known members only, each bounded, so
- * that no report takes more than some KiB. */
+/* Machine: what a mount says of the machine that it is on, as the agent keeps it (said.h). */
 #ifndef WS_TRAINER_AGENT_FLEET_MACHINE_H
 #define WS_TRAINER_AGENT_FLEET_MACHINE_H
 #include <jansson.h>
 #include <stdint.h>
-
-#define WS_MACHINE_TEXT 300 /* bytes of one text */
 
 /* A new object of a report's "machine"; NULL: it says nothing (as a mount of 0.1), or there is no memory. day_ns: the
  * agent's time of day; clock_ms is how far the mount's clock is before it, the report's way included. */

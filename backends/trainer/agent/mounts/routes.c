@@ -18,6 +18,7 @@
 #include "backends/trainer/agent/mounts/releases.h"
 #include "backends/trainer/agent/mounts/wanted.h"
 #include "backends/trainer/agent/saved/saved.h"
+#include "backends/trainer/agent/story/story.h"
 #include "transports/base/clock.h"
 #include "transports/base/log.h"
 #include "transports/base/text.h"
@@ -118,6 +119,8 @@ static int record_presence(struct ws_agent_model *m, const char *owner, const js
         return rc;
     mount->follows = json_is_true(json_object_get(body, "follows"));
     read_engines(mount, body);
+    ws_fleet_record_came(mount, json_object_get(body, "came"));
+    ws_fleet_record_error(mount, json_object_get(body, "last_error"));
     ws_fleet_record_machine(mount, json_object_get(body, "machine"), ws_clock_ns(), ws_clock_day_ns());
     struct ws_version_id serves = ws_version_id_make(
         (uint64_t)json_integer_value(json_object_get(body, "version")), lineage ? lineage : "");
@@ -126,6 +129,16 @@ static int record_presence(struct ws_agent_model *m, const char *owner, const js
     ws_fleet_record_presence(&m->fleet, mount, lineage && *lineage ? &serves : NULL,
                              json_is_integer(release) ? &answered : NULL);
     return 0;
+}
+
+/* A mount that says it again, as after a switch to what it serves, is counted once. */
+static void record_loaded(struct ws_agent_model *m, struct ws_fleet_mount *mount,
+                          const struct ws_version_id *to, const json_t *body)
+{
+    if (!ws_version_id_equal(&mount->loaded, to))
+        ws_story_loaded(m, to, json_object_get(body, "came"));
+    ws_fleet_record_came(mount, json_object_get(body, "came"));
+    ws_fleet_record_loaded(&m->fleet, mount, to);
 }
 
 static int record_report(struct ws_agent_model *m, const char *owner, const struct ws_api_request *q,
@@ -153,7 +166,7 @@ static int record_report(struct ws_agent_model *m, const char *owner, const stru
     else if (strcmp(q->verb, "fetched") == 0)
         ws_fleet_record_fetched(mount, &to);
     else if (strcmp(q->verb, "loaded") == 0)
-        ws_fleet_record_loaded(&m->fleet, mount, &to);
+        record_loaded(m, mount, &to, body);
     else
         ws_fleet_record_failed(&m->fleet, mount, &to, release, why ? why : "it did not say why");
     ws_log(WS_LOG_INFO, "agent", "%s model=%s version=%" PRIu64 " mount=%s%s%s", q->verb, q->model,

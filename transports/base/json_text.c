@@ -1,11 +1,9 @@
-#include "mount-helpers/cli/json_text.h"
-#include "mount-helpers/cli/cli.h"
+#include "transports/base/json_text.h"
 #include "transports/base/text.h"
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-json_t *json_text(const char *text)
+json_t *ws_json_text(const char *text)
 {
     static const char strange[] = "\xef\xbf\xbd"; /* U+FFFD */
     if (!text)
@@ -22,13 +20,4 @@ json_t *json_text(const char *text)
     json_t *string = out ? json_stringn(out, n) : NULL;
     free(out);
     return string;
-}
-
-int json_print(json_t *value)
-{
-    bool good = value && json_dumpf(value, stdout, JSON_INDENT(1)) == 0 && putchar('\n') != EOF &&
-                fflush(stdout) == 0;
-    const char *why = value ? "it cannot be written" : "there is no memory for it";
-    json_decref(value);
-    return good ? CLI_OK : cli_fail("cannot print JSON: %s", why);
 }

@@ -1,14 +1,15 @@
-#include "mount-helpers/cli/status_json.h"
-#include "mount-helpers/cli/json_text.h"
+#include "fs/control/status_json.h"
+#include "fs/engines/controller.h"
+#include "transports/base/json_text.h"
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum type { TEXT, NAME, INTEGER, NUMBER, YES_NO, LIST };
+enum type { TEXT, NAME, INTEGER, NUMBER, SECONDS, YES_NO, LIST };
 
 struct field {
     const char *key; /* in the file; NULL ends a table */
-    enum type type;  /* NAME: "none" and "-" are null */
+    enum type type;  /* NAME: "none" and "-" are null; SECONDS: null where it is not said */
     const char *as;  /* in JSON; NULL: the same */
 };
 
@@ -16,23 +17,25 @@ static json_t *value_of(enum type type, const char *text)
 {
     switch (type) {
     case NAME:
-        return json_text(text && strcmp(text, "none") && strcmp(text, "-") ? text : NULL);
+        return ws_json_text(text && strcmp(text, "none") && strcmp(text, "-") ? text : NULL);
     case INTEGER:
         return json_integer(text ? strtoll(text, NULL, 10) : 0);
     case NUMBER:
         return json_real(text ? strtod(text, NULL) : 0);
+    case SECONDS:
+        return text ? json_real(strtod(text, NULL)) : json_null();
     case YES_NO:
         return json_boolean(text && !strcmp(text, "yes"));
     case LIST: {
         json_t *list = json_array();
         char *copy = strdup(text ? text : ""), *save = NULL;
         for (char *one = copy ? strtok_r(copy, ", ", &save) : NULL; one; one = strtok_r(NULL, ", ", &save))
-            json_array_append_new(list, json_text(one));
+            json_array_append_new(list, ws_json_text(one));
         free(copy);
         return list;
     }
     default:
-        return json_text(text);
+        return ws_json_text(text);
     }
 }
 
@@ -44,7 +47,7 @@ static void put(json_t *object, const struct field *fields, const char *key, con
             return;
         }
     if (key[0])
-        json_object_set_new(object, key, json_text(text)); /* a newer mount's */
+        json_object_set_new(object, key, ws_json_text(text)); /* a newer mount's */
 }
 
 static json_t *object_of(const struct field *fields)
@@ -107,11 +110,12 @@ static const struct field mount_fields[] = {
     {"pulls", INTEGER, NULL},           {"pulls_failed", INTEGER, NULL},
     {"retries", INTEGER, NULL},         {"bad_blocks", INTEGER, NULL},
     {"on_demand_bytes", INTEGER, NULL}, {"config", TEXT, NULL},
-    {"config_error", TEXT, NULL},       {0},
+    {"settings", TEXT, NULL},           {"config_error", TEXT, NULL},
+    {"link_bytes_s", INTEGER, NULL},    {0},
 };
 static const struct field source_places[] = {{"up", TEXT, NULL}, {0}};
 static const struct field source_pairs[] = {
-    {"transport", TEXT, NULL}, {"contact", NUMBER, NULL}, {"error", TEXT, NULL}, {0}};
+    {"transport", TEXT, NULL}, {"contact", NUMBER, NULL}, {"rtt", SECONDS, NULL}, {"error", TEXT, NULL}, {0}};
 
 /* "URL up|down transport=...": the URL may have blanks, being a folder's name. */
 static json_t *source_of(char *text)
@@ -121,7 +125,7 @@ static json_t *source_of(char *text)
     json_t *row = json_object();
     if (*behind)
         *behind++ = 0;
-    json_object_set_new(row, "url", json_text(text));
+    json_object_set_new(row, "url", ws_json_text(text));
     json_t *rest = row_of(behind, source_places, source_pairs, NULL);
     json_object_update(row, rest);
     json_object_set_new(row, "up", json_boolean(up && behind == up + 1));
@@ -142,6 +146,24 @@ static void each_line(const char *text, void (*each)(json_t *object, char *key, 
     free(copy);
 }
 
+static const struct field error_fields[] = {
+    {"time", TEXT, NULL}, {"command", TEXT, NULL}, {"errno", TEXT, NULL}, {"message", TEXT, NULL}, {0}};
+
+static void error_line(json_t *error, char *key, char *rest)
+{
+    put(error, error_fields, key, rest);
+}
+
+/* What a file last_error says; empty: null. */
+static json_t *error_of(const char *text)
+{
+    if (!*text)
+        return json_null();
+    json_t *o = object_of(error_fields);
+    each_line(text, error_line, o);
+    return o;
+}
+
 static void mount_line(json_t *mount, char *key, char *rest)
 {
     if (!strcmp(key, "source"))
@@ -150,9 +172,10 @@ static void mount_line(json_t *mount, char *key, char *rest)
         put(mount, mount_fields, key, rest);
 }
 
-json_t *status_json_mount(const char *status)
+json_t *ws_status_json_mount(const char *status, const char *last_error)
 {
     json_t *mount = object_of(mount_fields);
+    json_object_set_new(mount, "last_error", error_of(last_error));
     json_object_set_new(mount, "sources", json_array());
     each_line(status, mount_line, mount);
     return mount;
@@ -192,12 +215,21 @@ static const struct field version_pairs[] = {
     {"error", TEXT, NULL},
     {0},
 };
+static const struct field history_places[] = {{"name", TEXT, NULL}, {"state", TEXT, NULL}, {0}};
+static const struct field history_pairs[] = {
+    {"at", TEXT, NULL},        {"run", TEXT, NULL},       {"bytes", INTEGER, NULL},
+    {"moved", INTEGER, NULL},  {"seconds", NUMBER, NULL}, {"pulls", INTEGER, NULL},
+    {"strategy", NAME, NULL},  {"first", SECONDS, NULL},  {"stalls", INTEGER, NULL},
+    {"stalled", NUMBER, NULL}, {"loaded", SECONDS, NULL}, {"how", TEXT, NULL},
+    {"why_not", TEXT, NULL},   {"error", TEXT, NULL},     {0},
+};
 static const char *const version_flags[] = {"pinned", "deleted", "gone-at-source", NULL};
 static const struct field engine_places[] = {{"name", TEXT, NULL},    {"state", TEXT, NULL},
                                              {"serving", TEXT, NULL}, {"kind", TEXT, NULL},
                                              {"url", NAME, NULL},     {0}};
-static const struct field engine_pairs[] = {
-    {"pause", NUMBER, NULL}, {"draft", TEXT, NULL}, {"error", TEXT, NULL}, {0}};
+static const struct field engine_pairs[] = {{"pause", NUMBER, NULL},  {"pauses", INTEGER, NULL},
+                                            {"paused", NUMBER, NULL}, {"draft", TEXT, NULL},
+                                            {"error", TEXT, NULL},    {0}};
 
 static json_t *version_of(char *text)
 {
@@ -226,13 +258,73 @@ static void engine_line(json_t *model, char *key, char *rest)
     json_array_append_new(json_object_get(model, "engines"), row_of(key, engine_places, engine_pairs, NULL));
 }
 
-json_t *status_json_model(const char *model, const char *status, const char *engines)
+static void history_line(json_t *model, char *key, char *rest)
+{
+    if (*rest)
+        rest[-1] = ' ';
+    json_array_append_new(json_object_get(model, "history"),
+                          row_of(key, history_places, history_pairs, NULL));
+}
+
+json_t *ws_status_json_model(const char *model, const struct ws_status_texts *texts)
 {
     json_t *o = object_of(model_fields);
-    json_object_set_new(o, "model", json_text(model));
+    json_object_set_new(o, "model", ws_json_text(model));
+    json_object_set_new(o, "last_error", error_of(texts->last_error));
     json_object_set_new(o, "versions", json_array());
+    json_object_set_new(o, "history", json_array());
     json_object_set_new(o, "engines", json_array());
-    each_line(status, model_line, o);
-    each_line(engines, engine_line, o);
+    each_line(texts->status, model_line, o);
+    each_line(texts->engines, engine_line, o);
+    each_line(texts->history, history_line, o);
     return o;
+}
+
+/* --- of this process --- */
+
+struct reading {
+    struct ws_control *control;
+    json_t *models;
+};
+
+/* To be freed; NULL: no memory. */
+static char *read_view(struct ws_control *c, enum ws_view view, struct ws_model *m)
+{
+    char *text = NULL;
+    size_t n;
+    return ws_control_read(c, view, m, NULL, &text, &n) < 0 ? NULL : text;
+}
+
+static void read_model(void *arg, struct ws_model *m)
+{
+    struct reading *r = arg;
+    char *status = read_view(r->control, WS_VIEW_STATUS, m),
+         *engines = read_view(r->control, WS_VIEW_ENGINES, m),
+         *history = read_view(r->control, WS_VIEW_HISTORY, m),
+         *error = read_view(r->control, WS_VIEW_LAST_ERROR, m);
+    if (status && engines && history && error)
+        json_array_append_new(
+            r->models, ws_status_json_model(ws_model_name(m),
+                                            &(struct ws_status_texts){status, engines, history, error}));
+    free(status);
+    free(engines);
+    free(history);
+    free(error);
+}
+
+json_t *ws_status_json(struct ws_control *c)
+{
+    struct reading r = {.control = c, .models = json_array()};
+    char *status = read_view(c, WS_VIEW_STATUS, NULL), *error = read_view(c, WS_VIEW_LAST_ERROR, NULL);
+    json_t *root = status && error ? ws_status_json_mount(status, error) : NULL;
+    free(status);
+    free(error);
+    ws_store_each(c->store, read_model, &r);
+    if (root)
+        json_object_set_new(root, "mount", ws_json_text(c->options.mountpoint));
+    if (root)
+        json_object_set_new(root, "models", r.models);
+    else
+        json_decref(r.models);
+    return root;
 }
