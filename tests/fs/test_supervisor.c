@@ -26,7 +26,7 @@ static int end_as_nobody(const struct ws_run_as *who)
     struct pollfd p = {.fd = told[0], .events = POLLIN};
     if (ws_run_as_become(who, &err) < 0)
         return 2;
-    ws_supervisor_cut();
+    ws_supervisor_say(WS_WORD_CUT);
     return poll(&p, 1, MOST_MS) == 1 ? 0 : 1;
 }
 
@@ -41,14 +41,19 @@ static void test_cut_by_another_user(void **state)
         skip();
     assert_int_equal(ws_run_as_find(&who, "nobody", &err), 0);
     assert_int_equal(pipe(told), 0);
-    struct ws_life *life = ws_life_new();
+    struct ws_kept kept;
+    ws_kept_none(&kept);
+    struct ws_life *life = ws_life_new(&kept.fds[WS_KEPT_LIFE]);
     assert_non_null(life);
-    const int rc = ws_supervisor_run(life, "a mount", cut, &cuts, &is_daemon, &err);
+    const struct ws_supervisor_options o = {
+        .kept = &kept, .life = life, .what = "a mount", .cut = cut, .arg = &cuts};
+    const int rc = ws_supervisor_run(&o, &is_daemon, &err);
     if (is_daemon)
         _exit(end_as_nobody(&who));
     assert_int_equal(rc, 0);
     assert_int_equal(cuts, 1);
     ws_life_free(life);
+    close(kept.fds[WS_KEPT_LIFE]);
     close(told[0]);
     close(told[1]);
 }

@@ -57,11 +57,11 @@ def ask(mount, wire, release, path):
     return code, text.split(b"\0")[0].decode()
 
 
-def offloaded():
+def offloaded(kind=Supervised):
     "an agent, its rank, and a mount of what that has offloaded"
     agent = Agent()
     rank = Rank(agent, "actor", 0, 1, ELEMENTS, "run=one")
-    m = Supervised(agent.url, "keep=3")
+    m = kind(agent.url, "keep=3")
     offload(rank, m, 1)
     return agent, rank, m
 
@@ -114,12 +114,34 @@ def test_in_background():
     assert not os.path.ismount(place) and not os.path.exists(at)
 
 
+NO_THREADS = """#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*run)(void *), void *arg)
+{
+    int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(RTLD_NEXT, "pthread_create");
+    char program[4096] = "";
+    return readlink("/proc/self/exe", program, sizeof(program) - 1) < 0 || strcmp(program, getenv("MAY_START")) != 0 ? EAGAIN : real(t, a, run, arg);
+}
+"""
+
+
 def test_does_not_come_up():
     "a binary whose daemon does not come up is given back: the one before serves, who looked up waited, and the reason is told"
-    agent, rank, m = offloaded()
+    if SANITIZER:
+        pytest.skip("a library cannot be loaded before the sanitizer's: not under a sanitizer")
+    source, library = TESTDIR + "/no_threads.c", TESTDIR + "/no_threads.so"
+    with open(source, "w") as f:
+        f.write(NO_THREADS)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    agent, rank, m = offloaded(type("Threaded", (Supervised,), {"prefix": ("env", f"LD_PRELOAD={library}", f"MAY_START={os.path.realpath(WSYNC)}")}))
     user = User(m, lambda: 1)
-    r = take_over(binary(("%s/status", "%s/statuz")), m)
-    assert r.returncode == 1 and OTHER in r.stdout and "No such file" in r.stdout and f"release {version()} serves on" in r.stdout, r.stdout + m.text()
+    r = take_over(binary(), m)
+    assert r.returncode == 1 and OTHER in r.stdout and "did not come up: cannot start a thread" in r.stdout and f"release {version()} serves on" in r.stdout, r.stdout + m.text()
     assert binaries(m) == [os.path.realpath(WSYNC)] * 2
     m.kill_daemon()
     offload(rank, m, 2)
