@@ -7,6 +7,7 @@ import threading
 from derived import VIEW, llama
 from ranks import Rank, Reader, Refused, ask_all, expected
 from service_manager import Manager
+from span import Span, say
 from world import *
 
 ELEMENTS = 1 << 18
@@ -329,6 +330,34 @@ def test_some_ranks():
     agent.publish("actor", 1, checkpoint(SMALL), "--run", "two", "--new-run")
     agent.kill_daemon()
     assert agent.newest() == 1 and agent.versions()[1][0] == "two" and agent.versions()[5][0] == "one"
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_trainer_that_spans_nodes(node):
+    "an agent of one of two nodes dies: its parts are served again, and mounts read the versions whole; the next one is published by all ranks"
+    span = Span("--supervised")
+    for _ in range(2):
+        span.publish("step 0.1")
+    agent = span.agents[node]
+    before = {a["name"]: a for a in agent.get("/v1/models")["models"]}
+    [daemon] = Supervised.children(agent)
+    os.kill(daemon, signal.SIGKILL)
+    wait_for(lambda: set(Supervised.children(agent)) - {daemon} and agent.answers(), "the next agent")
+    part = f"actor@{node}.2"
+    after = {a["name"]: a for a in agent.get("/v1/models")["models"]}
+    assert after[part] == before[part], agent.text()
+    mount = Mount(span.urls)
+    for version in (1, 2):
+        mount.wait_version("actor", version)
+        assert mount.read("actor", version, "model.safetensors") == span.bytes[version]
+    for _ in range(10):  # until all ranks have seen that it died
+        if not any(a.startswith("failed") for a in say(span.ranks, f"offload {span.newest + 1}")):
+            break
+        span.newest += 1
+    answers = say(span.ranks, f"wait {span.newest + 1}")
+    assert not any(a.startswith("failed") for a in answers), answers
+    mount.wait_version("actor", span.newest + 1)
+    assert mount.read("actor", span.newest + 1, "model.safetensors") == span.bytes[2]
 
 
 def test_dies_too_often():
