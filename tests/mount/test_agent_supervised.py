@@ -67,8 +67,13 @@ class Supervised(Agent):
                 out.append((path, os.fstat(f.fileno()).st_size, f.read(len(RECORD)) == RECORD))
         return out
 
+    def wait_kept(self, records):
+        """The supervisor may not have received yet what it was sent."""
+        wait_for(lambda: sum(is_record for _, _, is_record in self.kept()) == records, "what is kept")
+
     def overwrite(self, is_record, at, data, version=None):
         """Changes bytes of what is kept, of one version where that is given."""
+        self.wait_kept(2)
         n = 0
         for path, size, record in self.kept():
             if record != is_record or size < at + len(data):
@@ -243,6 +248,7 @@ def test_bytes_that_are_not_the_versions():
     for version in (1, 2):
         agent.publish("actor", version, checkpoint({"w": ("U8", [1 << 22])}, seed=version, sidecars=False), "--run", "one")
     before = agent.versions()
+    agent.wait_kept(2)
     [path] = [p for p, size, is_record in agent.kept() if size > 1 << 22 and read_at(p, 1 << 20) == byte_of(agent, 2, 1 << 20)]
     with open(path, "r+b", buffering=0) as f:
         os.pwrite(f.fileno(), bytes(1000), 1 << 20)
