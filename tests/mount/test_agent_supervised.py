@@ -456,6 +456,7 @@ def test_descriptor_that_is_missing():
         agent.publish("actor", version, checkpoint(SMALL, seed=version), "--run", "one")
     before = agent.versions()
     agent.kill()
+    manager.settle()
     name = next(name for name, fd in manager.kept if name.startswith("slot-") and b'"version":2,' in os.pread(fd, 1 << 20, 0))
     fd = dict(manager.kept)[name]
     file = next(n for n, _ in manager.kept if n.startswith("file-") and n.encode() in os.pread(fd, 1 << 20, 0))
@@ -466,6 +467,7 @@ def test_descriptor_that_is_missing():
     with pytest.raises(AssertionError, match="not higher than the newest"):
         agent.publish("actor", 2, checkpoint(SMALL, seed=3))
     agent.publish("actor", 3, checkpoint(SMALL, seed=3))
+    manager.settle()
     assert sum(n.startswith("slot-") for n, _ in manager.kept) == 2, "what was not taken over is not kept either"
 
 
