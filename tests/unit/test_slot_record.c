@@ -116,16 +116,20 @@ static void test_gone(void **state)
 {
     struct ws_descriptor_keeper k;
     struct ws_error err;
-    int status;
+    int status, killed[2];
+    char none;
     (void)state;
     assert_int_equal(ws_descriptor_keeper_init(&k, &err), 0);
+    assert_int_equal(pipe(killed), 0);
     const pid_t pid = fork();
     if (pid == 0) {
-        ws_descriptor_keeper_serve_this(&k); /* it alone had the other end */
-        _exit(put_into_nothing());
+        close(killed[1]);
+        ws_descriptor_keeper_serve_this(&k);
+        _exit(read(killed[0], &none, 1) == 0 ? put_into_nothing() : 2);
     }
+    close(killed[0]);
     ws_descriptor_keeper_release(&k);
-    (void)!usleep(1000);
+    close(killed[1]);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
 }
