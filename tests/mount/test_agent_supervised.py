@@ -115,6 +115,8 @@ class Publisher(threading.Thread):
         self.rank = Rank(agent, "actor", 0, 1, MANY, "run=one")
         self.newest, self.failed, self.error, self.ended = 0, [], None, False
         self.offload(1)
+
+    def begin(self):
         at_end(self.stop)
         self.start()
 
@@ -150,6 +152,7 @@ def test_killed_beside_a_publisher(memory, monkeypatch):
     publisher = Publisher(agent)
     mount = Mount(agent.url)
     mount.wait_version("actor", 1)
+    publisher.begin()
     reader = Reader(mount, "actor", MANY)
     seen, gaps, kept = {}, [], 0
     for _ in range(KILLS):
