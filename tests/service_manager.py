@@ -11,7 +11,7 @@ MOST = 200
 
 
 class Manager:
-    """Keeps what services send to .path. .kept: [(name, descriptor)], which a test may change while no service runs."""
+    """Keeps what services send to .path. .kept: [(name, descriptor)]; settle() before it is looked at."""
 
     def __init__(self, path):
         self.path, self.kept, self.refused = path, [], []
@@ -46,9 +46,20 @@ class Manager:
             for fd in fds:
                 os.close(fd)
 
+    def settle(self):
+        """Returns when all that was sent was done."""
+        done, end = os.pipe()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+            s.connect(self.path)
+            socket.send_fds(s, [b"BARRIER=1"], [end])
+        os.close(end)
+        os.read(done, 1)
+        os.close(done)
+
     def give(self):
         while True:
             service, _ = self.starts.accept()
+            self.settle()
             with service:
                 names = ":".join(name for name, _ in self.kept)
                 service.sendall(f"{len(self.kept)} {names}\n".encode())

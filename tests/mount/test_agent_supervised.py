@@ -7,6 +7,7 @@ import threading
 from derived import VIEW, llama
 from ranks import Rank, Reader, Refused, ask_all, expected
 from service_manager import Manager
+from span import Span, say
 from world import *
 
 ELEMENTS = 1 << 18
@@ -66,8 +67,13 @@ class Supervised(Agent):
                 out.append((path, os.fstat(f.fileno()).st_size, f.read(len(RECORD)) == RECORD))
         return out
 
+    def wait_kept(self, records):
+        """The supervisor may not have received yet what it was sent."""
+        wait_for(lambda: sum(is_record for _, _, is_record in self.kept()) == records, "what is kept")
+
     def overwrite(self, is_record, at, data, version=None):
         """Changes bytes of what is kept, of one version where that is given."""
+        self.wait_kept(2)
         n = 0
         for path, size, record in self.kept():
             if record != is_record or size < at + len(data):
@@ -109,6 +115,8 @@ class Publisher(threading.Thread):
         self.rank = Rank(agent, "actor", 0, 1, MANY, "run=one")
         self.newest, self.failed, self.error, self.ended = 0, [], None, False
         self.offload(1)
+
+    def begin(self):
         at_end(self.stop)
         self.start()
 
@@ -144,6 +152,7 @@ def test_killed_beside_a_publisher(memory, monkeypatch):
     publisher = Publisher(agent)
     mount = Mount(agent.url)
     mount.wait_version("actor", 1)
+    publisher.begin()
     reader = Reader(mount, "actor", MANY)
     seen, gaps, kept = {}, [], 0
     for _ in range(KILLS):
@@ -242,6 +251,7 @@ def test_bytes_that_are_not_the_versions():
     for version in (1, 2):
         agent.publish("actor", version, checkpoint({"w": ("U8", [1 << 22])}, seed=version, sidecars=False), "--run", "one")
     before = agent.versions()
+    agent.wait_kept(2)
     [path] = [p for p, size, is_record in agent.kept() if size > 1 << 22 and read_at(p, 1 << 20) == byte_of(agent, 2, 1 << 20)]
     with open(path, "r+b", buffering=0) as f:
         os.pwrite(f.fileno(), bytes(1000), 1 << 20)
@@ -329,6 +339,34 @@ def test_some_ranks():
     agent.publish("actor", 1, checkpoint(SMALL), "--run", "two", "--new-run")
     agent.kill_daemon()
     assert agent.newest() == 1 and agent.versions()[1][0] == "two" and agent.versions()[5][0] == "one"
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_trainer_that_spans_nodes(node):
+    "an agent of one of two nodes dies: its parts are served again, and mounts read the versions whole; the next one is published by all ranks"
+    span = Span("--supervised")
+    for _ in range(2):
+        span.publish("step 0.1")
+    agent = span.agents[node]
+    before = {a["name"]: a for a in agent.get("/v1/models")["models"]}
+    [daemon] = Supervised.children(agent)
+    os.kill(daemon, signal.SIGKILL)
+    wait_for(lambda: set(Supervised.children(agent)) - {daemon} and agent.answers(), "the next agent")
+    part = f"actor@{node}.2"
+    after = {a["name"]: a for a in agent.get("/v1/models")["models"]}
+    assert after[part] == before[part], agent.text()
+    mount = Mount(span.urls)
+    for version in (1, 2):
+        mount.wait_version("actor", version)
+        assert mount.read("actor", version, "model.safetensors") == span.bytes[version]
+    for _ in range(10):  # until all ranks have seen that it died
+        if not any(a.startswith("failed") for a in say(span.ranks, f"offload {span.newest + 1}")):
+            break
+        span.newest += 1
+    answers = say(span.ranks, f"wait {span.newest + 1}")
+    assert not any(a.startswith("failed") for a in answers), answers
+    mount.wait_version("actor", span.newest + 1)
+    assert mount.read("actor", span.newest + 1, "model.safetensors") == span.bytes[2]
 
 
 def test_dies_too_often():
@@ -421,6 +459,7 @@ def test_descriptor_that_is_missing():
         agent.publish("actor", version, checkpoint(SMALL, seed=version), "--run", "one")
     before = agent.versions()
     agent.kill()
+    manager.settle()
     name = next(name for name, fd in manager.kept if name.startswith("slot-") and b'"version":2,' in os.pread(fd, 1 << 20, 0))
     fd = dict(manager.kept)[name]
     file = next(n for n, _ in manager.kept if n.startswith("file-") and n.encode() in os.pread(fd, 1 << 20, 0))
@@ -431,6 +470,7 @@ def test_descriptor_that_is_missing():
     with pytest.raises(AssertionError, match="not higher than the newest"):
         agent.publish("actor", 2, checkpoint(SMALL, seed=3))
     agent.publish("actor", 3, checkpoint(SMALL, seed=3))
+    manager.settle()
     assert sum(n.startswith("slot-") for n, _ in manager.kept) == 2, "what was not taken over is not kept either"
 
 

@@ -116,16 +116,20 @@ static void test_gone(void **state)
 {
     struct ws_descriptor_keeper k;
     struct ws_error err;
-    int status;
+    int status, killed[2];
+    char none;
     (void)state;
     assert_int_equal(ws_descriptor_keeper_init(&k, &err), 0);
+    assert_int_equal(pipe(killed), 0);
     const pid_t pid = fork();
     if (pid == 0) {
-        ws_descriptor_keeper_serve_this(&k); /* it alone had the other end */
-        _exit(put_into_nothing());
+        close(killed[1]);
+        ws_descriptor_keeper_serve_this(&k);
+        _exit(read(killed[0], &none, 1) == 0 ? put_into_nothing() : 2);
     }
+    close(killed[0]);
     ws_descriptor_keeper_release(&k);
-    (void)!usleep(1000);
+    close(killed[1]);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
 }
@@ -154,48 +158,47 @@ static int make(struct ws_slot *s)
     CHECK(ws_slot_seal(s, w, NULL, &err) == 0);
     ws_workers_free(w);
     CHECK(!ws_slot_record_is_served(s));
-    ws_slot_serve(s);
+    ws_slot_serve(s, "[\"n0\",\"n1\"]");
     CHECK(ws_slot_record_is_served(s));
     return 0;
 }
 
-static int read_back(struct ws_slot *s, struct ws_slot **out, char ***names)
+static int read_back(struct ws_slot *s, struct ws_kept_slot *out)
 {
-    struct ws_error err = {0};
-    const int rc = ws_slot_record_read(s->record, out, names, &err);
-    return rc;
+    struct ws_error err;
+    return ws_slot_record_read(s->record, out, &err);
 }
 
 static int check_same(struct ws_slot *s)
 {
-    struct ws_slot *got = NULL;
-    char **names = NULL;
-    CHECK(read_back(s, &got, &names) == 0);
-    CHECK(got->id == 7 && got->begun_ns == 5 && strcmp(got->placement_id, placement.id) == 0);
-    CHECK(strcmp(got->base_id, "b") == 0 && strcmp(got->manifest->digest, s->manifest->digest) == 0);
-    CHECK(!names[0] && strcmp(names[1], ws_region_stored_as(s->regions[1])) == 0);
-    ws_slot_record_free_names(names, 2);
-    got->record = NULL;
-    ws_slot_free(got);
+    struct ws_kept_slot got;
+    CHECK(read_back(s, &got) == 0);
+    CHECK(got.slot->id == 7 && got.slot->begun_ns == 5 && strcmp(got.slot->placement_id, placement.id) == 0);
+    CHECK(strcmp(got.slot->base_id, "b") == 0 &&
+          strcmp(got.slot->manifest->digest, s->manifest->digest) == 0);
+    CHECK(got.n_files == 2 && !got.files[0] && strcmp(got.files[1], ws_region_stored_as(s->regions[1])) == 0);
+    CHECK(strcmp(got.nodes, "[\"n0\",\"n1\"]") == 0);
+    got.slot->record = NULL;
+    ws_kept_slot_release(&got);
     return 0;
 }
 
 static int read_damaged(void)
 {
-    struct ws_slot s = {0}, *got;
-    char **names;
+    struct ws_slot s = {0};
+    struct ws_kept_slot got;
     CHECK(make(&s) == 0 && check_same(&s) == 0);
     unsigned char *at = ws_region_data(s.record);
     const uint64_t used = 64 + strlen("{") + s.json_bytes; /* some of it at least */
     for (uint64_t i = 0; i < used; i++) {
         at[i] ^= 0x40;
-        const int rc = read_back(&s, &got, &names);
+        const int rc = read_back(&s, &got);
         CHECK(rc == -EBADMSG || rc == -EPROTO);
         at[i] ^= 0x40;
     }
     CHECK(check_same(&s) == 0);
     ws_slot_retire(&s);
-    CHECK(read_back(&s, &got, &names) == -EAGAIN);
+    CHECK(read_back(&s, &got) == -EAGAIN);
     ws_slot_clear(&s);
     ws_slot_empty(&s);
     return 0;
@@ -221,20 +224,18 @@ static int make_and_die(void)
 static int take_over(void)
 {
     struct ws_region *record = NULL, *file = NULL;
-    struct ws_slot *s = NULL;
+    struct ws_kept_slot k;
     struct ws_error err;
-    char **names = NULL, name[WS_DESCRIPTOR_NAME_CHARS + 1];
+    char name[WS_DESCRIPTOR_NAME_CHARS + 1];
     CHECK(ws_region_take_over(&record, "slot-none", &err) == -ENOENT);
     snprintf(name, sizeof(name), "%s", ws_descriptor_store_next(WS_SLOT_RECORD_PREFIX));
     CHECK(ws_region_take_over(&record, name, &err) == 0);
-    CHECK(ws_slot_record_read(record, &s, &names, &err) == 0);
-    CHECK(ws_region_take_over(&file, names[1], &err) == 0);
+    CHECK(ws_slot_record_read(record, &k, &err) == 0);
+    CHECK(ws_region_take_over(&file, k.files[1], &err) == 0);
     CHECK(ws_region_size(file) == BYTES && ws_region_was_shown(file) && ws_region_idle(file) < 0);
-    CHECK(ws_hash(ws_region_data(file), WS_BLOCK_BYTES) == s->manifest->files[1].hashes[0]);
-    ws_slot_record_free_names(names, 2);
+    CHECK(ws_hash(ws_region_data(file), WS_BLOCK_BYTES) == k.slot->manifest->files[1].hashes[0]);
     ws_region_free(file);
-    ws_slot_empty(s);
-    ws_slot_free(s);
+    ws_kept_slot_release(&k);
     return 0;
 }
 

@@ -123,7 +123,7 @@ void ws_agent_model_publish(struct ws_agent *a, struct ws_agent_model *m)
     struct ws_slot *s = m->writing;
     struct ws_agent_model *owner = m->slot_owner;
     s->fresh = false;
-    ws_slot_serve(s);
+    ws_slot_serve(s, owner->nodes);
     ws_features_filled(a, m, s);
     if (!ws_features_written(a, m, s)) {
         ws_features_published(a, m, s);
@@ -146,7 +146,7 @@ void ws_agent_model_adopt(struct ws_agent *a, struct ws_agent_model *m, struct w
 {
     s->version = s->manifest->version;
     snprintf(s->lineage, sizeof(s->lineage), "%s", s->manifest->lineage);
-    ws_slot_serve(s);
+    ws_slot_serve(s, m->nodes);
     m->slots[m->n_slots++] = s;
     if (!m->slot_owner)
         m->slot_owner = m;

@@ -122,12 +122,12 @@ int ws_slot_lay_out(struct ws_slot *s, const struct ws_placement *l, unsigned n_
     return rc;
 }
 
-void ws_slot_serve(struct ws_slot *s)
+void ws_slot_serve(struct ws_slot *s, const char *nodes)
 {
     s->content = ws_version_id_make(s->version, s->lineage);
     memcpy(s->content_digest, s->manifest->digest, sizeof(s->content_digest));
     s->state = WS_SLOT_SERVED;
-    ws_slot_record_serve(s);
+    ws_slot_record_serve(s, nodes);
 }
 
 void ws_slot_retire(struct ws_slot *s)

@@ -108,8 +108,9 @@ bool ws_slot_is_reusable(const struct ws_slot *s);
 /* Hashes the blocks that have no hash yet, seals the manifest, signs it (key NULL: does not), makes its JSON. */
 WS_MUST_USE int ws_slot_seal(struct ws_slot *s, struct ws_workers *workers, const struct ws_secret_key *key,
                              struct ws_error *err);
-/* Its version, whose manifest is sealed, is served from here on / it is not listed any more. */
-void ws_slot_serve(struct ws_slot *s);
+/* Its version, whose manifest is sealed, is served from here on / it is not listed any more. nodes: of a part of a model that spans
+ * nodes, as JSON; else NULL. */
+void ws_slot_serve(struct ws_slot *s, const char *nodes);
 void ws_slot_retire(struct ws_slot *s);
 /* Frees manifest and JSON (n_leases must be 0). */
 void ws_slot_clear(struct ws_slot *s);

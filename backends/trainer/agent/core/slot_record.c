@@ -13,7 +13,7 @@
 
 #define MAGIC         "wsync-kept-slot1"
 #define RELEASE_CHARS 16
-#define FIXED_CHARS   4096 /* of both texts, what does not depend on files */
+#define FIXED_CHARS   (64UL << 10) /* of both texts, what does not depend on files: nodes at most */
 #define FILE_CHARS    256
 #define BLOCK_CHARS   (WS_HASH_DIGITS + 3)
 #define ESCAPED       6 /* characters of one in JSON, at most */
@@ -79,21 +79,23 @@ static bool has_all_kept(const struct ws_slot *s)
 }
 
 /* malloc'ed; NULL: no memory. */
-static char *describe(const struct ws_slot *s)
+static char *describe(const struct ws_slot *s, const char *nodes)
 {
-    json_t *o = json_pack("{s:I,s:s,s:s,s:I,s:o}", "id", (json_int_t)s->id, "placement", s->placement_id,
-                          "base", s->base_id, "begun_ns", (json_int_t)s->begun_ns, "files", files_json(s));
+    json_t *of = nodes ? json_loads(nodes, 0, NULL) : json_null();
+    json_t *o =
+        json_pack("{s:I,s:s,s:s,s:I,s:o,s:o}", "id", (json_int_t)s->id, "placement", s->placement_id, "base",
+                  s->base_id, "begun_ns", (json_int_t)s->begun_ns, "files", files_json(s), "nodes", of);
     char *text = o ? json_dumps(o, JSON_COMPACT) : NULL;
     json_decref(o);
     return text;
 }
 
-void ws_slot_record_serve(struct ws_slot *s)
+void ws_slot_record_serve(struct ws_slot *s, const char *nodes)
 {
     if (!s->record || ws_slot_record_is_served(s)) /* it was taken over */
         return;
     struct head *h = head_of(s->record);
-    char *text = has_all_kept(s) ? describe(s) : NULL;
+    char *text = has_all_kept(s) ? describe(s, nodes) : NULL;
     const size_t n = text ? strlen(text) : 0;
     if (text && sizeof(*h) + n + s->json_bytes <= ws_region_size(s->record)) {
         memcpy(h->magic, MAGIC, sizeof(h->magic));
@@ -129,11 +131,14 @@ static int damaged(const char *why, struct ws_error *err)
     return ws_error_set(err, EBADMSG, "a slot's record is damaged: %s", why);
 }
 
-void ws_slot_record_free_names(char **files, size_t n)
+void ws_kept_slot_release(struct ws_kept_slot *k)
 {
-    for (size_t i = 0; files && i < n; i++)
-        free(files[i]);
-    free(files);
+    for (size_t i = 0; i < k->n_files; i++)
+        free(k->files[i]);
+    free(k->files);
+    free(k->nodes);
+    ws_slot_free(k->slot);
+    *k = (struct ws_kept_slot){0};
 }
 
 static int check_head(struct ws_region *record, struct ws_error *err)
@@ -163,58 +168,54 @@ static bool copy_text(const json_t *o, const char *key, char *out, size_t cap)
     return text && (size_t)snprintf(out, cap, "%s", text) < cap;
 }
 
-/* Names of the manifest's files, whose sizes say which have none. */
-static char **names_of(const json_t *list, const struct ws_manifest *m)
+/* Of the manifest's files, whose sizes say which have none. */
+static bool copy_names(const json_t *list, const struct ws_manifest *m, struct ws_kept_slot *k)
 {
     bool good = json_array_size(list) == m->n_files;
-    char **names = good ? calloc(m->n_files + 1, sizeof(*names)) : NULL;
-    for (size_t i = 0; names && i < m->n_files; i++) {
+    k->files = good ? calloc(m->n_files + 1, sizeof(*k->files)) : NULL;
+    k->n_files = k->files ? m->n_files : 0;
+    for (size_t i = 0; i < k->n_files; i++) {
         const char *name = json_string_value(json_array_get(list, i));
-        names[i] = name ? strdup(name) : NULL;
-        good = good && !names[i] == (m->files[i].size_bytes == 0);
+        k->files[i] = name ? strdup(name) : NULL;
+        good = good && !k->files[i] == (m->files[i].size_bytes == 0);
     }
-    if (good)
-        return names;
-    ws_slot_record_free_names(names, m->n_files);
-    return NULL;
+    return good && k->files;
 }
 
-static int read_texts(struct ws_region *record, struct ws_slot *s, char ***files, struct ws_error *err)
+static bool copy_nodes(const json_t *nodes, struct ws_kept_slot *k)
+{
+    k->nodes = json_is_array(nodes) ? json_dumps(nodes, JSON_COMPACT) : NULL;
+    return json_is_null(nodes) || k->nodes;
+}
+
+static int read_texts(struct ws_region *record, struct ws_kept_slot *k, struct ws_error *err)
 {
     const struct head *h = head_of(record);
+    struct ws_slot *s = k->slot;
     json_t *o = json_loadb(text_of(record), h->n, 0, NULL);
     int rc = ws_manifest_from_json(text_of(record) + h->n, h->m, &s->manifest, err);
-    if (rc == 0 && !(*files = names_of(json_object_get(o, "files"), s->manifest)))
-        rc = damaged("it has other files", err);
     if (rc == 0 && (ws_number_read(json_object_get(o, "id"), &s->id) < 0 ||
                     ws_number_read(json_object_get(o, "begun_ns"), &s->begun_ns) < 0 ||
                     !copy_text(o, "placement", s->placement_id, sizeof(s->placement_id)) ||
-                    !copy_text(o, "base", s->base_id, sizeof(s->base_id))))
+                    !copy_text(o, "base", s->base_id, sizeof(s->base_id)) ||
+                    !copy_names(json_object_get(o, "files"), s->manifest, k) ||
+                    !copy_nodes(json_object_get(o, "nodes"), k)))
         rc = damaged("it makes no sense", err);
     json_decref(o);
-    if (rc == 0)
-        rc = ws_manifest_to_json(s->manifest, &s->json, &s->json_bytes, err);
-    return rc;
+    return rc == 0 ? ws_manifest_to_json(s->manifest, &s->json, &s->json_bytes, err) : rc;
 }
 
-int ws_slot_record_read(struct ws_region *record, struct ws_slot **out, char ***files, struct ws_error *err)
+int ws_slot_record_read(struct ws_region *record, struct ws_kept_slot *out, struct ws_error *err)
 {
+    *out = (struct ws_kept_slot){0};
     int rc = check_head(record, err);
-    struct ws_slot *s = rc == 0 ? calloc(1, sizeof(*s)) : NULL;
-    *files = NULL;
-    if (rc == 0 && !s)
+    if (rc == 0 && !(out->slot = calloc(1, sizeof(*out->slot))))
         rc = ws_error_set(err, ENOMEM, "no memory for a slot");
     if (rc == 0)
-        rc = read_texts(record, s, files, err);
-    if (rc < 0) {
-        if (s) {
-            ws_slot_record_free_names(*files, s->manifest ? s->manifest->n_files : 0);
-            ws_slot_free(s);
-        }
-        *files = NULL;
-        return rc;
-    }
-    s->record = record;
-    *out = s;
-    return 0;
+        rc = read_texts(record, out, err);
+    if (rc == 0)
+        out->slot->record = record;
+    else
+        ws_kept_slot_release(out);
+    return rc;
 }

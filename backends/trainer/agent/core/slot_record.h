@@ -6,8 +6,8 @@
  *     served                   8 bytes: 1 while the version is served as it is, else 0
  *     n, m                     8 bytes each
  *     hash                     8 bytes: XXH3-64 of the n + m bytes that follow
- *     n bytes                  {"id","placement","base","begun_ns","files":["file-0123456789abcdef", ..]}, which are names
- *                              in the store, null for files of size 0
+ *     n bytes                  {"id","placement","base","begun_ns","files":["file-0123456789abcdef", ..],"nodes"}. files: names in the
+ *                              store, null for files of size 0. nodes: of a part of a model that spans nodes, their names; else null
  *     m bytes                  the manifest, as JSON
  *
  * `served` is set when the rest is there, and cleared before anybody may write the slot: a process that dies leaves memory as its last
@@ -28,17 +28,24 @@ struct ws_placement;
 
 /* For a slot with regions of that placement. NULL: nothing is kept here, or cannot be. */
 struct ws_region *ws_slot_record_new(const struct ws_placement *l);
-/* The slot is served / is not, from here on. One without a record has none. */
-void ws_slot_record_serve(struct ws_slot *s);
+/* The slot is served / is not, from here on. One without a record has none. nodes: as in ws_slot_serve. */
+void ws_slot_record_serve(struct ws_slot *s, const char *nodes);
 void ws_slot_record_unserve(struct ws_slot *s);
 
 bool ws_slot_record_is_served(const struct ws_slot *s);
 
-/* A record that was taken over: its slot, without regions, that owns the record then; *files: an array of their names, NULL where size is
- * 0, in the order of the manifest's files; the caller frees both, and the record where this fails. -EAGAIN: it is not served, which is no error.
- * -EPROTO: another release wrote it; -EBADMSG: it is damaged. */
-WS_MUST_USE int ws_slot_record_read(struct ws_region *record, struct ws_slot **out, char ***files,
-                                    struct ws_error *err);
-void ws_slot_record_free_names(char **files, size_t n);
+/* What a record says: the slot, without regions, which owns the record. */
+struct ws_kept_slot {
+    struct ws_slot *slot;
+    char **
+        files; /* names of its regions in the store, in the order of the manifest's files; NULL where the size is 0 */
+    size_t n_files;
+    char *nodes; /* as in ws_slot_serve */
+};
+/* Of a record that was taken over; where this fails it stays the caller's. -EAGAIN: it is not served, which is no error. -EPROTO: another
+ * release wrote it; -EBADMSG: it is damaged. */
+WS_MUST_USE int ws_slot_record_read(struct ws_region *record, struct ws_kept_slot *out, struct ws_error *err);
+void ws_kept_slot_release(
+    struct ws_kept_slot *k); /* frees what it has; the slot, too, where that is not NULL */
 
 #endif

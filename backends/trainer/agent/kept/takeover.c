@@ -4,7 +4,7 @@
  * numbers those are taken that a record has, whether its bytes are good or not. Where a record cannot be read it may be the newest
  * version's, whose number would be given to other bytes: so all are dropped, as if nothing had been kept.
  *
- * Of a model that spans nodes, other agents know as much as this one, and its ranks begin anew. */
+ * Of a model that spans nodes these are the parts that this node has. */
 #include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/core/models.h"
 #include "backends/trainer/agent/core/slot_record.h"
@@ -19,38 +19,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct kept {
-    struct ws_slot *slot; /* NULL: it is a model's */
-    char **files;         /* names of its regions in the store */
-    size_t n_files;
-};
-
 struct takeover {
     struct ws_agent *agent;
-    struct kept *all; /* by the time when they were committed */
+    struct ws_kept_slot *all; /* by the time when they were committed */
     size_t n;
     size_t n_dropped;
 };
 
-static void free_kept(struct kept *k)
+/* Owns the slot, also on failure. */
+static int add(struct takeover *t, struct ws_kept_slot *k, struct ws_error *err)
 {
-    ws_slot_record_free_names(k->files, k->n_files);
-    ws_slot_free(k->slot);
-    *k = (struct kept){0};
-}
-
-static int add(struct takeover *t, struct ws_slot *s, char **files, struct ws_error *err)
-{
-    struct kept *all = realloc(t->all, (t->n + 1) * sizeof(*all));
-    struct kept one = {s, files, s->manifest->n_files};
+    struct ws_kept_slot *all = realloc(t->all, (t->n + 1) * sizeof(*all));
+    const uint64_t created_ns = k->slot->manifest->created_ns;
     if (!all) {
-        free_kept(&one);
+        ws_kept_slot_release(k);
         return ws_error_set(err, ENOMEM, "no memory for the slots that were kept");
     }
     size_t at = t->n++;
-    for (t->all = all; at > 0 && all[at - 1].slot->manifest->created_ns > s->manifest->created_ns; at--)
+    for (t->all = all; at > 0 && all[at - 1].slot->manifest->created_ns > created_ns; at--)
         all[at] = all[at - 1];
-    all[at] = one;
+    all[at] = *k;
     return 0;
 }
 
@@ -58,13 +46,12 @@ static int add(struct takeover *t, struct ws_slot *s, char **files, struct ws_er
 static int read_record(struct takeover *t, const char *name, struct ws_error *err)
 {
     struct ws_region *record = NULL;
-    struct ws_slot *s = NULL;
-    char **files = NULL;
+    struct ws_kept_slot k;
     int rc = ws_region_take_over(&record, name, err);
     if (rc == 0)
-        rc = ws_slot_record_read(record, &s, &files, err);
+        rc = ws_slot_record_read(record, &k, err);
     if (rc == 0)
-        return add(t, s, files, err);
+        return add(t, &k, err);
     ws_region_free(record);
     t->n_dropped += rc == -EAGAIN;
     return rc == -EAGAIN ? 0 : rc;
@@ -84,7 +71,7 @@ static int read_records(struct takeover *t, struct ws_error *err)
 
 /* --- one slot --- */
 
-static int take_regions(const struct kept *k, struct ws_error *err)
+static int take_regions(const struct ws_kept_slot *k, struct ws_error *err)
 {
     struct ws_slot *s = k->slot;
     const struct ws_manifest *m = s->manifest;
@@ -143,17 +130,31 @@ static int check_bytes(const struct ws_agent *a, const struct ws_slot *s, struct
 
 /* Under lock: no other bytes get the number of a version that was served. Of a lineage that the state file does not go on with, none is
  * given. NULL: there is no room for the model. */
-static struct ws_agent_model *remember(struct ws_agent *a, const struct ws_manifest *v)
+static struct ws_agent_model *remember(struct ws_agent *a, const char *name, const struct ws_manifest *v)
 {
-    struct ws_agent_model *m = ws_agent_model_find_or_add(a, v->model);
+    struct ws_agent_model *m = ws_agent_model_find_or_add(a, name);
     const bool known = m && a->options.state && m->has_published;
     if (m && (!known || strcmp(v->lineage, m->lineage) == 0 || strcmp(v->lineage, m->reserved.lineage) == 0))
         ws_agent_model_raise(m, v->version, v->lineage);
     return m;
 }
 
+/* The same for a part of a model, which is a model of its own, and the model. */
+static struct ws_agent_model *remember_all(struct ws_agent *a, struct ws_kept_slot *k)
+{
+    const struct ws_manifest *v = k->slot->manifest;
+    char whole[WS_MAX_NAME + 1];
+    struct ws_agent_model *m = remember(a, v->model, v);
+    if (!m || !ws_name_is_node_part(v->model, whole, NULL, NULL))
+        return m;
+    free(m->nodes);
+    m->nodes = k->nodes;
+    k->nodes = NULL;
+    return remember(a, whole, v) ? m : NULL;
+}
+
 /* Under lock. The slot is the model's then. */
-static int adopt(struct ws_agent *a, struct ws_agent_model *m, struct kept *k, struct ws_error *err)
+static int adopt(struct ws_agent *a, struct ws_agent_model *m, struct ws_kept_slot *k, struct ws_error *err)
 {
     if (!m)
         return ws_error_set(err, ENOMEM, "there is no room for the model");
@@ -165,18 +166,16 @@ static int adopt(struct ws_agent *a, struct ws_agent_model *m, struct kept *k, s
     return 0;
 }
 
-static int take(struct takeover *t, struct kept *k)
+static int take(struct takeover *t, struct ws_kept_slot *k)
 {
     struct ws_agent *a = t->agent;
     const struct ws_manifest *v = k->slot->manifest;
     struct ws_error err = {0};
-    const bool spans = ws_name_is_node_part(v->model, NULL, NULL, NULL);
-    int rc = spans ? ws_error_set(&err, EOPNOTSUPP, "its trainer spans nodes, and publishes it anew")
-                   : take_regions(k, &err);
+    int rc = take_regions(k, &err);
     if (rc == 0)
         rc = check_bytes(a, k->slot, &err);
     pthread_mutex_lock(&a->lock);
-    struct ws_agent_model *m = spans ? NULL : remember(a, v);
+    struct ws_agent_model *m = remember_all(a, k);
     if (rc == 0)
         rc = adopt(a, m, k, &err);
     pthread_mutex_unlock(&a->lock);
@@ -196,7 +195,7 @@ static int take(struct takeover *t, struct kept *k)
 static void release(struct takeover *t)
 {
     for (size_t i = 0; i < t->n; i++)
-        free_kept(&t->all[i]);
+        ws_kept_slot_release(&t->all[i]);
     free(t->all);
 }
 
