@@ -17,6 +17,7 @@
 #include "fs/pull/lazy.h"
 #include "fs/pull/pull.h"
 #include "fs/relay.h"
+#include "fs/supervised.h"
 #include "fs/supervisor.h"
 #include "fs/switch/settings_lock.h"
 #include "transports/base/audit_log.h"
@@ -46,7 +47,9 @@
 #define BEGIN_MS         10000 /* for the kernel to begin with a mount that is there */
 #define FORMER_NS        (10 * WS_SECOND_NS)
 #define FIRST_CONTACT_MS 3000 /* a mount whose source is down comes up all the same, after this */
-#define MAX_WORKERS      16
+#define NEXT_CONTACT_MS                                                                                      \
+    20000 /* what was there before is not to be missed: one that does not even fail is waited for */
+#define MAX_WORKERS 16
 
 /* --- how complete files will be read --- */
 
@@ -170,7 +173,7 @@ static void end_connection(struct ws_fs *fs)
         fuse_session_unmount(fs->session);
     else if (rc < 0) {
         cut(fs);
-        ws_supervisor_say(WS_WORD_CUT);
+        ws_supervised_say(WS_WORD_CUT);
     }
     pthread_mutex_unlock(&one_at_a_time);
 }
@@ -232,7 +235,7 @@ static void *finish_start(void *arg)
     s->rc = given ? wait_begun(fs) : ws_outside_stat(path);
     if (s->rc < 0) {
         (void)unseen(s, &why);
-        ws_supervisor_give_up(&why);
+        ws_supervised_give_up(&why);
         end_connection(fs);
         return NULL;
     }
@@ -258,7 +261,7 @@ static void *finish_start(void *arg)
         ws_log(WS_LOG_DEBUG, "mount", "the process that started the mount is gone");
     if (s->ready)
         s->ready();
-    ws_supervisor_say(WS_WORD_READY);
+    ws_supervised_say(WS_WORD_READY);
     ws_log(WS_LOG_INFO, "mount", "serving at=%s source=%s reads=%s", fs->options.mountpoint,
            fs->options.source, fs->mode_text);
     close_former(fs);
@@ -310,7 +313,7 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
     o.own_memory = fs->reads == WS_READS_LINK;
     if (fs->life)
         o.ids = (struct ws_store_ids){ws_life_last_id(fs->life), id_of_model, id_of_version, fs->life};
-    o.keeper = ws_supervisor_keeper();
+    o.keeper = ws_supervised_keeper();
     o.serves = fs->options.serve.listen;
     o.trust = fs->options.trust.n ? &fs->options.trust : NULL;
     int rc = ws_store_new(&fs->store, &ws_puller, &o, err);
@@ -589,13 +592,13 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     struct ws_ending *ending = NULL;
     struct fuse_loop_config *config = fuse_loop_cfg_create();
     if (ws_life_number(fs->life) > 0) { /* who looks a version up that was there before finds it */
-        ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
-        (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
+        ws_control_wait_kept(fs->control, NEXT_CONTACT_MS);
+        (void)ws_store_wait_first(fs->store, NEXT_CONTACT_MS);
     }
     int rc = config ? ws_thread_start(&thread, finish_start, s) : -ENOMEM;
     const bool started = rc == 0;
     if (rc == 0)
-        rc = ws_heart_start(&fs->heart, fs, ws_supervisor_channel());
+        rc = ws_heart_start(&fs->heart, fs, ws_supervised_channel());
     if (rc == 0)
         rc =
             ws_ending_watch(&ending, &(struct ws_ending_options){.place = fs->place.at ? &fs->place : NULL,
@@ -618,7 +621,7 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
                            ws_life_differs()
                                ? "the kernel was told of other ways than this binary's when it was mounted"
                                : strerror(-rc));
-        ws_supervisor_give_up(err);
+        ws_supervised_give_up(err);
     }
     if (config)
         fuse_loop_cfg_destroy(config);
@@ -758,7 +761,7 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     if (rc == 0)
         rc = serve(&fs, &s, err);
     else {
-        ws_supervisor_give_up(err);
+        ws_supervised_give_up(err);
         if (fs.session)
             end_connection(&fs);
     }
