@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 static int channel = -1;
-static atomic_bool is_on_trial;
+static atomic_bool leaves_mount;
 static struct ws_kept_regions inherited; /* guarded by lock */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -20,10 +20,10 @@ void ws_word_send(int to, int kind, const char *text, int fd)
         ws_log(WS_LOG_DEBUG, "mount", "the other end of the supervisor's channel is gone, or full");
 }
 
-void ws_supervised_begin(int to, bool on_trial, const struct ws_kept_regions *regions)
+void ws_supervised_begin(int to, bool is_next, const struct ws_kept_regions *regions)
 {
     channel = to;
-    atomic_store(&is_on_trial, on_trial);
+    atomic_store(&leaves_mount, is_next);
     inherited = *regions;
 }
 
@@ -35,13 +35,13 @@ int ws_supervised_channel(void)
 void ws_supervised_say(int kind)
 {
     if (kind == WS_WORD_READY)
-        atomic_store(&is_on_trial, false);
+        atomic_store(&leaves_mount, false);
     ws_word_send(channel, kind, "", -1);
 }
 
 void ws_supervised_give_up(const struct ws_error *why)
 {
-    if (!atomic_load(&is_on_trial))
+    if (!atomic_load(&leaves_mount))
         return;
     ws_log(WS_LOG_ERROR, "mount", "%s", why->text);
     ws_word_send(channel, WS_WORD_FAILED, why->text, -1);

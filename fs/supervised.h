@@ -21,12 +21,11 @@ struct ws_word { /* a packet on the channel */
 /* Any thread, and the supervisor. to -1: nobody hears it; fd -1: none goes along. */
 void ws_word_send(int to, int kind, const char *text, int fd);
 
-/* This process is a daemon from here on. Owns the channel, and takes over what is on the list. on_trial: after a takeover, until it says that it is
- * ready. */
-void ws_supervised_begin(int channel, bool on_trial, const struct ws_kept_regions *inherited);
+/* This process is a daemon from here on. Owns the channel, and takes over what is on the list. is_next: there was one before it. */
+void ws_supervised_begin(int channel, bool is_next, const struct ws_kept_regions *inherited);
 int ws_supervised_channel(void); /* -1: it has no supervisor */
 void ws_supervised_say(int kind);
-/* A daemon on trial ends here, and leaves the mount to its supervisor. Others return. */
+/* A next daemon that is not ready ends here, and leaves the mount to its supervisor, who may have more luck with another. Others return. */
 void ws_supervised_give_up(const struct ws_error *why);
 /* The supervisor keeps memory for the next daemon; NULL: there is none. */
 const struct ws_store_keeper *ws_supervised_keeper(void);

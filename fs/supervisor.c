@@ -272,7 +272,10 @@ static void pass_on(struct watch *w)
     struct signalfd_siginfo one;
     while (read(w->signals, &one, sizeof(one)) == (ssize_t)sizeof(one)) {
         const int signal = (int)one.ssi_signo;
-        w->ends = w->ends || signal == SIGTERM || signal == SIGINT;
+        if (signal == SIGTERM || signal == SIGINT) {
+            w->ends = true;
+            ws_log(WS_LOG_INFO, "mount", "told to end at=%s by=%u", w->options->what, one.ssi_pid);
+        }
         if (signal != SIGCHLD)
             (void)kill(w->kept->daemon, signal);
     }
@@ -318,44 +321,63 @@ static int wait_for_end(struct watch *w)
     return status;
 }
 
-/* 0: another one is to be started. */
+/* How the daemon has ended, for people. */
+static void describe_end(const struct watch *w, int status, char how[WS_ERROR_TEXT])
+{
+    if (w->failed[0])
+        snprintf(how, WS_ERROR_TEXT, "%s", w->failed);
+    else if (WIFEXITED(status))
+        snprintf(how, WS_ERROR_TEXT, "exit status %d", WEXITSTATUS(status));
+    else
+        snprintf(how, WS_ERROR_TEXT, "%s", strsignal(WTERMSIG(status)));
+}
+
+/* Another one is to be started, but where too many have died. */
+static int count_death(struct watch *w, const char *how, struct ws_error *err)
+{
+    const struct timespec wait = {.tv_sec = 1};
+    const char *what = w->options->what;
+    w->deaths[w->n++ % MOST] = ws_clock_ns();
+    if (died_often(w, w->most))
+        return ws_error_set(
+            err, EIO,
+            "the daemon of %s has died %zu times within %llu s, the last time of: %.600s; it is unmounted",
+            what, w->most, WITHIN_NS / WS_SECOND_NS, how);
+    if (died_often(w, w->most - 1))
+        ws_kept_regions_close(&w->regions);
+    ws_log(WS_LOG_ERROR, "mount", "the daemon has died, and another one takes over at=%s why=\"%s\"", what,
+           how);
+    if (w->failed[0]) /* what it lacked may be there then */
+        (void)nanosleep(&wait, NULL);
+    return 0;
+}
+
+/* 0, and not *is_over: another one is to be started. */
 static int judge(struct watch *w, int status, bool *is_over, struct ws_error *err)
 {
     const char *what = w->options->what;
-    char how[128];
-    if (WIFEXITED(status))
-        snprintf(how, sizeof(how), "exit status %d", WEXITSTATUS(status));
-    else
-        snprintf(how, sizeof(how), "%s", strsignal(WTERMSIG(status)));
+    char how[WS_ERROR_TEXT];
+    describe_end(w, status, how);
     *is_over = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (*is_over)
         return 0;
     if (w->state == IDLES)
         refuse(w, EAGAIN, "its daemon has died meanwhile; call again");
-    if (w->kept->fds[WS_KEPT_FORMER] >= 0 && !w->ends) {
+    if (w->ends) {
+        *is_over = true;
+        return ws_error_set(err, EINTR, "the daemon of %s was told to end, and died: %.800s", what, how);
+    }
+    if (w->kept->fds[WS_KEPT_FORMER] >= 0) {
         char why[WS_ERROR_TEXT];
-        snprintf(why, sizeof(why), "the daemon of release %s did not come up: %.800s", WS_VERSION,
-                 w->failed[0] ? w->failed : how);
+        snprintf(why, sizeof(why), "the daemon of release %s did not come up: %.800s", WS_VERSION, how);
         undo(w, why);
         return 0;
     }
-    *is_over = true;
-    if (WIFEXITED(status))
+    if (WIFEXITED(status) && !w->failed[0]) {
+        *is_over = true;
         return ws_error_set(err, EIO, "the daemon of %s has ended with an error, which it named", what);
-    if (w->ends)
-        return ws_error_set(err, EINTR, "the daemon of %s was told to end, and died: %s", what, how);
-    w->deaths[w->n++ % MOST] = ws_clock_ns();
-    if (died_often(w, w->most))
-        return ws_error_set(
-            err, EIO,
-            "the daemon of %s has died %zu times within %llu s, the last time of: %s; it is unmounted", what,
-            w->most, WITHIN_NS / WS_SECOND_NS, how);
-    if (died_often(w, w->most - 1))
-        ws_kept_regions_close(&w->regions);
-    ws_log(WS_LOG_ERROR, "mount", "the daemon has died, and another one takes over at=%s signal=\"%s\"", what,
-           how);
-    *is_over = false;
-    return 0;
+    }
+    return count_death(w, how, err);
 }
 
 /* Returns in both. */
@@ -374,7 +396,7 @@ static int start(struct watch *w, bool *is_daemon, struct ws_error *err)
     *is_daemon = k->daemon == 0;
     close(ends[*is_daemon ? 0 : 1]);
     if (*is_daemon) {
-        ws_supervised_begin(ends[1], k->fds[WS_KEPT_FORMER] >= 0, &w->regions);
+        ws_supervised_begin(ends[1], ws_life_number(w->options->life) > 0, &w->regions);
         return 0;
     }
     (void)fcntl(ends[0], F_SETFL, O_NONBLOCK);

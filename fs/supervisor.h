@@ -2,6 +2,8 @@
  * /dev/fuse, the lock on its settings and the memory of fuse/life.h; it parses nothing, and its one connection is that of fs/takeover.h. A daemon is forked
  * from it, as it was when it had mounted, so the first and the last begin alike.
  *
+ * A next daemon that fails before it serves counts as one that died.
+ *
  * It ends with the daemon that ends by itself, because it was unmounted or told to end; with the third that dies within a minute; and
  * passes SIGTERM, SIGINT and SIGHUP on. A supervisor that is killed leaves its daemon as one without.
  *
