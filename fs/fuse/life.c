@@ -3,6 +3,7 @@
 #include "transports/base/limits.h"
 #include "transports/base/log.h"
 #include <errno.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -58,6 +59,11 @@ struct ws_life {
 static atomic_bool begins_again; /* the next read is the INIT */
 static _Atomic(uint64_t) init_unique;
 static int former_passed;
+/* Workers of a next daemon go through here one after the other, once the INIT is answered and the kernel was asked for what was under way: libfuse
+ * refuses what comes before that answer, and what was read before that question would be sent once more. The kernel, which began long ago,
+ * waits with neither. */
+static sem_t gate;
+static bool is_closed;
 static atomic_bool differs;       /* it would have answered the INIT otherwise */
 static _Atomic(uint64_t) n_reads; /* begun */
 static _Atomic(unsigned) n_readers;
@@ -102,6 +108,13 @@ unsigned ws_life_number(const struct ws_life *l)
 
 /* --- the session's reads and writes --- */
 
+static void pass_gate(void)
+{
+    while (sem_wait(&gate) != 0 && errno == EINTR)
+        ;
+    (void)sem_post(&gate);
+}
+
 static ssize_t read_request(int fd, void *buf, size_t room, void *arg)
 {
     struct ws_life *l = ((const struct ws_fs *)arg)->life;
@@ -112,6 +125,7 @@ static ssize_t read_request(int fd, void *buf, size_t room, void *arg)
         atomic_store(&init_unique, head->unique);
         return (ssize_t)n;
     }
+    pass_gate();
     atomic_fetch_add(&n_reads, 1);
     atomic_fetch_add(&n_readers, 1);
     const ssize_t n = read(fd, buf, room);
@@ -151,18 +165,19 @@ static ssize_t write_reply(int fd, struct iovec *v, int n, void *arg)
         all += (ssize_t)v[i].iov_len;
     }
     if (atomic_load(&l->answer_bytes) == 0) {
-        const ssize_t wrote = writev(fd, v, n);
+        all = writev(fd, v, n);
         memcpy(l->answer, answer, size);
-        if (wrote > 0)
+        if (all > 0)
             atomic_store(&l->answer_bytes, size);
-        return wrote;
-    }
-    if (size != atomic_load(&l->answer_bytes) || memcmp(answer, l->answer, size) != 0) {
+    } else if (size != atomic_load(&l->answer_bytes) || memcmp(answer, l->answer, size) != 0) {
         atomic_store(&differs, true);
         fuse_session_exit(((const struct ws_fs *)arg)->session);
-        return all;
+        return all; /* nobody else is to read */
+    } else {
+        ask_again(fd);
     }
-    ask_again(fd);
+    if (is_closed)
+        (void)sem_post(&gate);
     return all;
 }
 
@@ -171,7 +186,9 @@ int ws_life_attach(struct ws_life *l, struct fuse_session *session)
     static const struct fuse_custom_io io = {.read = read_request, .writev = write_reply};
     if (!l)
         return 0;
-    atomic_store(&begins_again, atomic_load(&l->init_bytes) > 0);
+    is_closed = atomic_load(&l->init_bytes) > 0;
+    atomic_store(&begins_again, is_closed);
+    (void)sem_init(&gate, 0, !is_closed);
     former_passed = atomic_load(&l->passed);
     return fuse_session_custom_io(session, &io, fuse_session_fd(session)) == 0 ? 0 : -EIO;
 }
