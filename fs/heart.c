@@ -1,6 +1,7 @@
 #include "fs/heart.h"
 #include "fs/fuse/life.h"
 #include "fs/fuse/packet.h"
+#include "fs/supervised.h"
 #include "fs/supervisor.h"
 #include "transports/base/workers.h"
 #include <errno.h>

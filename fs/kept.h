@@ -5,9 +5,8 @@
  * The same is tried in a child first, which does no more than that (is_trial). */
 #ifndef WS_FS_KEPT_H
 #define WS_FS_KEPT_H
-#include "fs/store/keeper.h"
+#include "fs/kept_regions.h"
 #include "transports/base/error.h"
-#include "transports/base/vector.h"
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -40,13 +39,6 @@ struct ws_kept {
     bool is_trial, is_undone;
     char why[WS_ERROR_TEXT]; /* is_undone: of what */
 };
-
-/* What a daemon has had kept (store/keeper.h). */
-struct ws_kept_region {
-    int32_t fd;
-    char label[WS_KEEPER_LABEL];
-};
-WS_VECTOR(ws_kept_regions, struct ws_kept_region);
 
 /* The first call is before any folder is left. */
 void ws_kept_begin(void);

@@ -17,6 +17,7 @@
 #include "fs/pull/lazy.h"
 #include "fs/pull/pull.h"
 #include "fs/relay.h"
+#include "fs/supervised.h"
 #include "fs/supervisor.h"
 #include "fs/switch/settings_lock.h"
 #include "transports/base/audit_log.h"
@@ -170,7 +171,7 @@ static void end_connection(struct ws_fs *fs)
         fuse_session_unmount(fs->session);
     else if (rc < 0) {
         cut(fs);
-        ws_supervisor_say(WS_WORD_CUT);
+        ws_supervised_say(WS_WORD_CUT);
     }
     pthread_mutex_unlock(&one_at_a_time);
 }
@@ -239,7 +240,7 @@ static void *finish_start(void *arg)
     s->rc = has_begun ? wait_begun(fs) : ws_outside_stat(path);
     if (s->rc < 0) {
         (void)unseen(s, &why);
-        ws_supervisor_give_up(&why);
+        ws_supervised_give_up(&why);
         end_connection(fs);
         return NULL;
     }
@@ -265,7 +266,7 @@ static void *finish_start(void *arg)
         ws_log(WS_LOG_DEBUG, "mount", "the process that started the mount is gone");
     if (s->ready)
         s->ready();
-    ws_supervisor_say(WS_WORD_READY);
+    ws_supervised_say(WS_WORD_READY);
     ws_log(WS_LOG_INFO, "mount", "serving at=%s source=%s reads=%s", fs->options.mountpoint,
            fs->options.source, fs->mode_text);
     close_former(fs);
@@ -317,7 +318,7 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
     o.own_memory = fs->reads == WS_READS_LINK;
     if (fs->life)
         o.ids = (struct ws_store_ids){ws_life_last_id(fs->life), id_of_model, id_of_version, fs->life};
-    o.keeper = ws_supervisor_keeper();
+    o.keeper = ws_supervised_keeper();
     o.serves = fs->options.serve.listen;
     o.trust = fs->options.trust.n ? &fs->options.trust : NULL;
     int rc = ws_store_new(&fs->store, &ws_puller, &o, err);
@@ -598,7 +599,7 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     int rc = config ? ws_thread_start(&thread, finish_start, s) : -ENOMEM;
     const bool started = rc == 0;
     if (rc == 0)
-        rc = ws_heart_start(&fs->heart, fs, ws_supervisor_channel());
+        rc = ws_heart_start(&fs->heart, fs, ws_supervised_channel());
     if (rc == 0)
         rc =
             ws_ending_watch(&ending, &(struct ws_ending_options){.place = fs->place.at ? &fs->place : NULL,
@@ -621,7 +622,7 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
                            ws_life_differs()
                                ? "the kernel was told of other ways than this binary's when it was mounted"
                                : strerror(-rc));
-        ws_supervisor_give_up(err);
+        ws_supervised_give_up(err);
     }
     if (config)
         fuse_loop_cfg_destroy(config);
@@ -761,7 +762,7 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     if (rc == 0)
         rc = serve(&fs, &s, err);
     else {
-        ws_supervisor_give_up(err);
+        ws_supervised_give_up(err);
         if (fs.session)
             end_connection(&fs);
     }

@@ -1,6 +1,7 @@
 #include "fs/supervisor.h"
 #include "fs/ending.h"
 #include "fs/fuse/packet.h"
+#include "fs/supervised.h"
 #include "fs/takeover.h"
 #include "transports/base/clock.h"
 #include "transports/base/deaths.h"
@@ -16,7 +17,6 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,120 +43,6 @@ struct watch {
     struct ws_kept_regions regions;
     char release[WS_RELEASE_CHARS + 1];
 };
-
-/* Of a daemon. */
-static int channel = -1;
-static bool on_trial;
-static struct ws_kept_regions inherited; /* guarded by inherited_lock */
-static pthread_mutex_t inherited_lock = PTHREAD_MUTEX_INITIALIZER;
-
-int ws_supervisor_channel(void)
-{
-    return channel;
-}
-
-static void say(int to, int kind, const char *text, int fd)
-{
-    struct ws_word w = {.kind = kind};
-    snprintf(w.text, sizeof(w.text), "%s", text);
-    if (to >= 0 && ws_packet_send(to, &w, sizeof(w), fd) < 0)
-        ws_log(WS_LOG_DEBUG, "mount", "the other end of the supervisor's channel is gone, or full");
-}
-
-void ws_supervisor_say(int word)
-{
-    on_trial = on_trial && word != WS_WORD_READY;
-    say(channel, word, "", -1);
-}
-
-void ws_supervisor_give_up(const struct ws_error *why)
-{
-    if (!on_trial)
-        return;
-    ws_log(WS_LOG_ERROR, "mount", "%s", why->text);
-    say(channel, WS_WORD_FAILED, why->text, -1);
-    _exit(1);
-}
-
-/* --- memory --- */
-
-static void close_all(struct ws_kept_regions *regions)
-{
-    for (size_t i = 0; i < regions->len; i++)
-        close(regions->ptr[i].fd);
-    ws_kept_regions_reset(regions);
-}
-
-/* Takes it off the list; -1: it is not there. */
-static int take(struct ws_kept_regions *regions, const char *label)
-{
-    for (size_t i = 0; i < regions->len; i++)
-        if (strcmp(regions->ptr[i].label, label) == 0) {
-            const int fd = regions->ptr[i].fd;
-            ws_kept_regions_remove(regions, i);
-            return fd;
-        }
-    return -1;
-}
-
-static void add(struct ws_kept_regions *regions, const char *label, int fd)
-{
-    struct ws_kept_region r = {.fd = fd};
-    const int before = take(regions, label);
-    if (before >= 0)
-        close(before);
-    snprintf(r.label, sizeof(r.label), "%.*s", WS_KEEPER_LABEL - 1, label);
-    if (fd >= 0 && ws_kept_regions_append(regions, r) < 0)
-        close(fd);
-}
-
-static void tell_keep(const char *label, int fd)
-{
-    say(channel, WS_WORD_KEEP, label, fd);
-}
-
-static void tell_forget(const char *label)
-{
-    say(channel, WS_WORD_FORGET, label, -1);
-}
-
-static int take_inherited(const char *label)
-{
-    pthread_mutex_lock(&inherited_lock);
-    const int fd = take(&inherited, label);
-    pthread_mutex_unlock(&inherited_lock);
-    return fd;
-}
-
-static uint64_t inherited_bytes(void)
-{
-    uint64_t bytes = 0;
-    struct stat st;
-    pthread_mutex_lock(&inherited_lock);
-    for (size_t i = 0; i < inherited.len; i++)
-        bytes += fstat(inherited.ptr[i].fd, &st) == 0 ? (uint64_t)st.st_size : 0;
-    pthread_mutex_unlock(&inherited_lock);
-    return bytes;
-}
-
-static void drop_inherited(void)
-{
-    pthread_mutex_lock(&inherited_lock);
-    for (size_t i = 0; i < inherited.len; i++)
-        tell_forget(inherited.ptr[i].label);
-    close_all(&inherited);
-    pthread_mutex_unlock(&inherited_lock);
-}
-
-const struct ws_store_keeper *ws_supervisor_keeper(void)
-{
-    static const struct ws_store_keeper keeper = {.keep = tell_keep,
-                                                  .forget = tell_forget,
-                                                  .take = take_inherited,
-                                                  .left = inherited_bytes,
-                                                  .drop = drop_inherited};
-    return channel >= 0 ? &keeper : NULL;
-}
 
 static void keep(struct ws_kept *k, enum ws_kept_fd which, int fd)
 {
@@ -268,7 +154,7 @@ static void hear(struct watch *w)
     }
     w->state = IDLES;
     w->until_ns = ws_clock_ns() + IDLE_NS;
-    say(w->kept->fds[WS_KEPT_CHANNEL], WS_WORD_IDLE, "", -1);
+    ws_word_send(w->kept->fds[WS_KEPT_CHANNEL], WS_WORD_IDLE, "", -1);
 }
 
 /* --- what the daemon says --- */
@@ -287,13 +173,13 @@ static void listen_to(struct watch *w)
     }
     word.text[sizeof(word.text) - 1] = 0;
     if (word.kind == WS_WORD_KEEP)
-        add(&w->regions, word.text, fd);
+        ws_kept_regions_add(&w->regions, word.text, fd);
     else if (fd >= 0)
         close(fd);
     if (word.kind == WS_WORD_LIVES)
         w->has_answered = true;
-    if (word.kind == WS_WORD_FORGET && (fd = take(&w->regions, word.text)) >= 0)
-        close(fd);
+    if (word.kind == WS_WORD_FORGET)
+        ws_kept_regions_forget(&w->regions, word.text);
     if (word.kind == WS_WORD_CUT) {
         w->ends = true;
         w->options->cut(w->options->arg);
@@ -347,7 +233,7 @@ static void ask(struct watch *w, uint64_t now)
         return;
     }
     if (w->state == SERVES)
-        say(w->kept->fds[WS_KEPT_CHANNEL], WS_WORD_LIVES, "", -1);
+        ws_word_send(w->kept->fds[WS_KEPT_CHANNEL], WS_WORD_LIVES, "", -1);
 }
 
 /* --- the daemon's life --- */
@@ -368,7 +254,10 @@ static void pass_on(struct watch *w)
     struct signalfd_siginfo one;
     while (read(w->signals, &one, sizeof(one)) == (ssize_t)sizeof(one)) {
         const int signal = (int)one.ssi_signo;
-        w->ends = w->ends || signal == SIGTERM || signal == SIGINT;
+        if (signal == SIGTERM || signal == SIGINT) {
+            w->ends = true;
+            ws_log(WS_LOG_INFO, "mount", "told to end at=%s by=%u", w->options->what, one.ssi_pid);
+        }
         if (signal != SIGCHLD)
             (void)kill(w->kept->daemon, signal);
     }
@@ -414,44 +303,63 @@ static int wait_for_end(struct watch *w)
     return status;
 }
 
-/* 0: another one is to be started. */
+/* How the daemon has ended, for people. */
+static void describe_end(const struct watch *w, int status, char how[WS_ERROR_TEXT])
+{
+    if (w->failed[0])
+        snprintf(how, WS_ERROR_TEXT, "%s", w->failed);
+    else if (WIFEXITED(status))
+        snprintf(how, WS_ERROR_TEXT, "exit status %d", WEXITSTATUS(status));
+    else
+        snprintf(how, WS_ERROR_TEXT, "%s", strsignal(WTERMSIG(status)));
+}
+
+/* Another one is to be started, but where too many have died. */
+static int count_death(struct watch *w, const char *how, struct ws_error *err)
+{
+    const struct timespec wait = {.tv_sec = 1};
+    const char *what = w->options->what;
+    ws_deaths_add(&w->deaths);
+    if (ws_deaths_were(&w->deaths, w->deaths.most))
+        return ws_error_set(
+            err, EIO,
+            "the daemon of %s has died %zu times within %llu s, the last time of: %.600s; it is unmounted",
+            what, w->deaths.most, WS_DEATHS_WITHIN_NS / WS_SECOND_NS, how);
+    if (ws_deaths_were(&w->deaths, w->deaths.most - 1))
+        ws_kept_regions_close(&w->regions);
+    ws_log(WS_LOG_ERROR, "mount", "the daemon has died, and another one takes over at=%s why=\"%s\"", what,
+           how);
+    if (w->failed[0]) /* what it lacked may be there then */
+        (void)nanosleep(&wait, NULL);
+    return 0;
+}
+
+/* 0, and not *is_over: another one is to be started. */
 static int judge(struct watch *w, int status, bool *is_over, struct ws_error *err)
 {
     const char *what = w->options->what;
-    char how[128];
-    if (WIFEXITED(status))
-        snprintf(how, sizeof(how), "exit status %d", WEXITSTATUS(status));
-    else
-        snprintf(how, sizeof(how), "%s", strsignal(WTERMSIG(status)));
+    char how[WS_ERROR_TEXT];
+    describe_end(w, status, how);
     *is_over = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (*is_over)
         return 0;
     if (w->state == IDLES)
         refuse(w, EAGAIN, "its daemon has died meanwhile; call again");
-    if (w->kept->fds[WS_KEPT_FORMER] >= 0 && !w->ends) {
+    if (w->ends) {
+        *is_over = true;
+        return ws_error_set(err, EINTR, "the daemon of %s was told to end, and died: %.800s", what, how);
+    }
+    if (w->kept->fds[WS_KEPT_FORMER] >= 0) {
         char why[WS_ERROR_TEXT];
-        snprintf(why, sizeof(why), "the daemon of release %s did not come up: %.800s", WS_VERSION,
-                 w->failed[0] ? w->failed : how);
+        snprintf(why, sizeof(why), "the daemon of release %s did not come up: %.800s", WS_VERSION, how);
         undo(w, why);
         return 0;
     }
-    *is_over = true;
-    if (WIFEXITED(status))
+    if (WIFEXITED(status) && !w->failed[0]) {
+        *is_over = true;
         return ws_error_set(err, EIO, "the daemon of %s has ended with an error, which it named", what);
-    if (w->ends)
-        return ws_error_set(err, EINTR, "the daemon of %s was told to end, and died: %s", what, how);
-    ws_deaths_add(&w->deaths);
-    if (ws_deaths_were(&w->deaths, w->deaths.most))
-        return ws_error_set(
-            err, EIO,
-            "the daemon of %s has died %zu times within %llu s, the last time of: %s; it is unmounted", what,
-            w->deaths.most, WS_DEATHS_WITHIN_NS / WS_SECOND_NS, how);
-    if (ws_deaths_were(&w->deaths, w->deaths.most - 1))
-        close_all(&w->regions);
-    ws_log(WS_LOG_ERROR, "mount", "the daemon has died, and another one takes over at=%s signal=\"%s\"", what,
-           how);
-    *is_over = false;
-    return 0;
+    }
+    return count_death(w, how, err);
 }
 
 /* Returns in both. */
@@ -470,9 +378,7 @@ static int start(struct watch *w, bool *is_daemon, struct ws_error *err)
     *is_daemon = k->daemon == 0;
     close(ends[*is_daemon ? 0 : 1]);
     if (*is_daemon) {
-        channel = ends[1];
-        inherited = w->regions;
-        on_trial = k->fds[WS_KEPT_FORMER] >= 0;
+        ws_supervised_begin(ends[1], ws_life_number(w->options->life) > 0, &w->regions);
         return 0;
     }
     (void)fcntl(ends[0], F_SETFL, O_NONBLOCK);
@@ -509,8 +415,6 @@ static void leave(struct watch *w)
     static const enum ws_kept_fd own[] = {WS_KEPT_SOCKET, WS_KEPT_CHANNEL, WS_KEPT_CLIENT, WS_KEPT_FORMER};
     for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
         keep(w->kept, own[i], -1);
-    if (channel < 0)
-        close_all(&w->regions);
     close(w->signals);
 }
 
@@ -551,6 +455,7 @@ int ws_supervisor_run(const struct ws_supervisor_options *o, bool *is_daemon, st
     if (!*is_daemon) {
         refuse(&w, ESHUTDOWN, "the mount has ended meanwhile");
         answer(&w, ESHUTDOWN, "the mount has ended meanwhile");
+        ws_kept_regions_close(&w.regions);
     }
     leave(&w);
     if (*is_daemon) {

@@ -2,10 +2,12 @@
  * /dev/fuse, the lock on its settings and the memory of fuse/life.h; it parses nothing, and its one connection is that of fs/takeover.h. A daemon is forked
  * from it, as it was when it had mounted, so the first and the last begin alike.
  *
+ * A next daemon that fails before it serves counts as one that died.
+ *
  * It ends with the daemon that ends by itself, because it was unmounted or told to end; with the third that dies within a minute; and
  * passes SIGTERM, SIGINT and SIGHUP on. A supervisor that is killed leaves its daemon as one without.
  *
- * Daemon and supervisor have a channel, on which the daemon says that it is ready, and answers (fs/heart.h). One that gives no answer for
+ * Daemon (fs/supervised.h) and supervisor have a channel, on which the daemon says that it is ready, and answers (fs/heart.h). One that gives no answer for
  * hung_s is killed, and so replaced; one that a debugger traces is left alone. What is counted is the supervisor's own rounds, so
  * that a machine, or a group of processes, that slept is no reason.
  *
@@ -21,20 +23,6 @@
 
 #define WS_SUPERVISOR_IDLE_MS 30000 /* for commands to end, before a takeover is refused */
 
-struct ws_word {
-    enum {
-        WS_WORD_LIVES,  /* a question, and its answer */
-        WS_WORD_IDLE,   /* does no command run? An answer to that: none does */
-        WS_WORD_BUSY,   /* ... one still does */
-        WS_WORD_READY,  /* the daemon serves */
-        WS_WORD_FAILED, /* it does not, says why, and ends */
-        WS_WORD_CUT,    /* end the connection */
-        WS_WORD_KEEP,   /* with a descriptor, of memory whose label is text */
-        WS_WORD_FORGET, /* close what has that label */
-    } kind;
-    char text[WS_ERROR_TEXT];
-};
-
 struct ws_supervisor_options {
     struct ws_kept *kept; /* borrowed, as all of this */
     struct ws_life *life;
@@ -49,13 +37,5 @@ struct ws_supervisor_options {
  * (WS_WORD_CUT), so that who waits for the daemon is let go. */
 WS_MUST_USE int ws_supervisor_run(const struct ws_supervisor_options *o, bool *is_daemon,
                                   struct ws_error *err);
-
-/* In a daemon: its channel; -1: it has no supervisor. */
-int ws_supervisor_channel(void);
-void ws_supervisor_say(int word);
-/* In a daemon: the supervisor keeps memory for the next one; NULL: it has none. */
-const struct ws_store_keeper *ws_supervisor_keeper(void);
-/* A daemon that is not ready after a takeover ends here, and leaves the mount to its supervisor. Others return. */
-void ws_supervisor_give_up(const struct ws_error *why);
 
 #endif

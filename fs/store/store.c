@@ -86,7 +86,8 @@ static int copy_options(struct ws_store_options *o, const struct ws_store_option
     if (copy_trust(o, err) < 0)
         rc = -ENOMEM;
     if (!o->cache_bytes)
-        o->cache_bytes = ws_cache_budget_default(ws_memory_available(NULL));
+        o->cache_bytes =
+            ws_cache_budget_default(ws_memory_available(NULL) + (o->keeper ? o->keeper->left() : 0));
     if (!o->keep)
         o->keep = DEFAULT_KEEP;
     if (!o->streams)

@@ -1,5 +1,6 @@
 /* A daemon that has become another user has its supervisor give the connection up. */
 #include "fs/fuse/run_as.h"
+#include "fs/supervised.h"
 #include "fs/supervisor.h"
 #include <poll.h>
 #include <setjmp.h>
@@ -26,7 +27,7 @@ static int end_as_nobody(const struct ws_run_as *who)
     struct pollfd p = {.fd = told[0], .events = POLLIN};
     if (ws_run_as_become(who, &err) < 0)
         return 2;
-    ws_supervisor_say(WS_WORD_CUT);
+    ws_supervised_say(WS_WORD_CUT);
     return poll(&p, 1, MOST_MS) == 1 ? 0 : 1;
 }
 

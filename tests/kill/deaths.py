@@ -80,7 +80,7 @@ class Deaths:
         self.agent = Agent()
         self.rank = Rank(self.agent, "actor", 0, 1, ELEMENTS, "run=deaths", "timeout=60000")
         self.mount = Supervised(self.agent.url, "keep=3")
-        self.version, self.rows = 0, rows
+        self.version, self.rows, self.is_new = 0, rows, False
         self.publish()
         self.held = open(self.mount.file("actor/1/model.safetensors"), "rb", buffering=0)
         self.mapped = mmap.mmap(self.held.fileno(), 0, prot=mmap.PROT_READ)
@@ -94,6 +94,7 @@ class Deaths:
 
     def publish(self):
         self.version += 1
+        self.is_new = True
         self.rank.ask(f"offload {self.version}")
         self.rank.ask(f"wait {self.version}")
         self.mount.wait_version("actor", self.version)
@@ -108,11 +109,11 @@ class Deaths:
         return self.held.read() == self.before == self.mapped[:]
 
     def one(self, n):
-        published = PUBLISH and n % PUBLISH == 0
-        if published:
+        if PUBLISH and n % PUBLISH == 0:
             self.publish()
         time.sleep(random.random() * PAUSE)
-        row = {"settings": SETTINGS, "published": bool(published), "moved": self.moved(), "how": "kill"}
+        row = {"settings": SETTINGS, "new": self.is_new, "moved": self.moved(), "how": "kill"}
+        self.is_new = False
         if TAKEOVER and n % TAKEOVER == 0:
             row["how"], at = "takeover", time.monotonic()
             wsync("mount", "--takeover", self.mount.path)
@@ -141,7 +142,7 @@ def table(rows):
         gaps = sorted(r["gap_ms"] for r in rows if r["how"] == how)
         if gaps:
             print(f"{how:10}{len(gaps):6}   gap median {gaps[len(gaps) // 2]} ms, 99 of 100 {gaps[len(gaps) * 99 // 100]} ms, max {gaps[-1]} ms")
-    again = [r["moved"] for r in rows[1:] if not r["published"]]
+    again = [r["moved"] for r in rows if not r["new"]]
     print(f"bytes that came again, where no version was new: {sum(again)}, by {sum(m > 0 for m in again)} of {len(again)} daemons")
 
 

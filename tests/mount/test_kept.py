@@ -89,6 +89,21 @@ def test_what_goes_is_forgotten():
     assert int(m.status()["used_bytes"]) <= 40 << 20
 
 
+def test_cache_by_itself():
+    "where cache= is not given, what was kept counts as memory that the next daemon may have"
+    agent, folders, m = large()
+    pulled(m, 1, folders[1])
+    for path in kept(m):  # so large that it shows
+        with open(path, "r+b") as f:
+            size = os.fstat(f.fileno()).st_size
+            f.truncate(1 << 50)
+        break
+    m.kill_daemon()
+    assert int(m.status()["cache_bytes"]) > 1 << 49, (size, m.status())
+    m.wait_version("actor", 1)
+    assert "tcp full" in pulled(m, 1, folders[1])
+
+
 def test_other_bytes():
     "memory that has other bytes than the manifest says is not used: they come again"
     agent, folders, m = large()

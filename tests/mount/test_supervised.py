@@ -344,6 +344,28 @@ def test_reload():
     wait_for(lambda: m.text("actor/policy") == "follow-published\n", "the policy")
 
 
+def test_next_daemon_fails_to_start():
+    "one that cannot start, here for its config, leaves the mount: who looks waits, and finds all once a daemon can start"
+    agent = Agent()
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    config = unique("config") + ".conf"
+    with open(config, "w") as f:
+        f.write("model actor\npolicy pull\n")
+    m = Supervised(agent.url, f"config={config}")
+    m.wait_version("actor", 1)
+    with open(config, "w") as f:
+        f.write("nonsense\n")
+    os.kill(m.daemon, signal.SIGKILL)
+    threads, found = looked_at(m, 2)
+    wait_for(lambda: m.text().count("another one takes over") >= 2, "a daemon that fails")
+    assert not found and "nonsense" in m.text()
+    with open(config, "w") as f:
+        f.write("model actor\npolicy pull\n")
+    for t in threads:
+        t.join(60 * SLOW)
+    assert sorted(found) == [False, True]
+
+
 HANG = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
