@@ -9,6 +9,7 @@
 
 #define REMOVED    "[removed]"
 #define LINE_BYTES 4096
+#define GAP        64 /* of blanks and quotes between a name and its value, at most */
 
 extern char **environ;
 
@@ -78,25 +79,58 @@ static bool ends_word(char c)
     return !c || isspace((unsigned char)c) || strchr("\"'<>,;", c);
 }
 
-/* How many bytes at p are secret: behind name=, name: or "name": of a secret, or Bearer. text: its begin. */
+/* Back over blanks and quotes. */
+static const char *skip_back(const char *text, const char *p)
+{
+    const char *q = p;
+    while (q > text && p - q < GAP && strchr(" \"'", q[-1]))
+        q--;
+    return q;
+}
+
+/* Does the word that ends there say so? */
+static bool is_word(const char *text, const char *end, const char *word)
+{
+    const size_t n = strlen(word);
+    return (size_t)(end - text) >= n && strncasecmp(end - n, word, n) == 0;
+}
+
+/* Is it an option of a command, as --api-key? */
+static bool is_option(const char *text, const char *end)
+{
+    const char *begin = end;
+    while (begin > text && end - begin < GAP &&
+           (isalnum((unsigned char)begin[-1]) || strchr("-_", begin[-1])))
+        begin--;
+    return strncmp(begin, "--", 2) == 0 && names_secret(begin, end);
+}
+
+/* How many bytes at p are secret: behind name=, name: or "name": of a secret, behind an option of such a name, Bearer or Basic. text: its
+ * begin. */
 static size_t value_bytes(const char *text, const char *p)
 {
-    const char *q = p, *end;
-    while (q > text && strchr(" \"'", q[-1]))
-        q--;
-    if (q > text && (q[-1] == '=' || q[-1] == ':')) {
-        end = q - 1;
-        while (end > text && strchr(" \"'", end[-1]))
-            end--;
-        if (!names_secret(text, end))
-            return 0;
-    } else if (!(q < p && q - text >= 6 && strncasecmp(q - 6, "bearer", 6) == 0)) {
-        return 0;
-    }
+    const char *q = skip_back(text, p);
+    const bool is_named =
+        q > text && (q[-1] == '=' || q[-1] == ':') && names_secret(text, skip_back(text, q - 1));
+    const bool follows =
+        q < p && (is_word(text, q, "bearer") || is_word(text, q, "basic") || is_option(text, q));
     size_t n = 0;
-    while (!ends_word(p[n]))
+    while ((is_named || follows) && !ends_word(p[n]))
         n++;
     return n;
+}
+
+/* A private key in PEM; where its end is missing, all that follows. */
+static size_t key_bytes(const char *p)
+{
+    static const char begins[] = "-----BEGIN ", ends[] = "-----END ";
+    if (strncmp(p, begins, sizeof(begins) - 1) != 0)
+        return 0;
+    const size_t line = strcspn(p, "\n");
+    if (!memmem(p, line, "PRIVATE KEY-----", 16))
+        return 0;
+    const char *end = strstr(p, ends);
+    return end ? (size_t)(end - p) + strcspn(end, "\n") : strlen(p);
 }
 
 /* Of a URL whose :// ends at p: user info. */
@@ -120,19 +154,11 @@ static size_t known_bytes(const struct redact *r, const char *p)
     return longest;
 }
 
-/* Of the query of a URL: p is behind a '?' of a word that has :// or begins with /v1/. */
+/* Of the query of a URL: p is behind a '?' of a word that has a scheme. */
 static size_t query_bytes(const char *text, const char *p)
 {
-    const char *begin = p;
-    if (p == text || p[-1] != '?')
-        return 0;
-    while (begin > text && !ends_word(begin[-1]))
-        begin--;
-    const char *scheme = strstr(begin, "://");
-    if (!(scheme && scheme < p))
-        return 0;
     size_t n = 0;
-    while (!ends_word(p[n]))
+    while (p > text && p[-1] == '?' && !ends_word(p[n]))
         n++;
     return n;
 }
@@ -143,11 +169,16 @@ char *redact_text(const struct redact *r, const char *text)
     size_t size = 0;
     FILE *f = must(open_memstream(&out, &size));
     const char *line = text; /* a value is on the line of its name */
+    bool has_scheme = false; /* the word so far */
     for (const char *p = text; *p;) {
+        const bool is_behind_scheme = p - text >= 3 && strncmp(p - 3, "://", 3) == 0;
         size_t n = known_bytes(r, p);
-        if (!n && p - text >= 3 && strncmp(p - 3, "://", 3) == 0)
-            n = user_bytes(p);
+        has_scheme = (has_scheme || is_behind_scheme) && !(p > text && ends_word(p[-1]));
         if (!n)
+            n = key_bytes(p);
+        if (!n && is_behind_scheme)
+            n = user_bytes(p);
+        if (!n && has_scheme)
             n = query_bytes(line, p);
         if (!n && p > line && strchr("=: \"'", p[-1]))
             n = value_bytes(line, p);

@@ -1,6 +1,6 @@
 /* Redact: text that leaves this machine, without its secrets. Removed are: what is known to be secret, wherever it
- * stands; user info and queries of URLs; what follows Bearer; and values of names that end in token, secret, password,
- * passwd, credential(s) or key, as name=value, name: value or JSON. Names of files stay (token-file=/etc/...). */
+ * stands; user info and queries of URLs; what follows Bearer or Basic; private keys in PEM; and values of names that end in token, secret, password,
+ * passwd, credential(s) or key, as name=value, name: value, --name value or JSON. Takes time in proportion to the text. Names of files stay (token-file=/etc/...). */
 #ifndef WS_MOUNT_HELPERS_CLI_REDACT_H
 #define WS_MOUNT_HELPERS_CLI_REDACT_H
 #include <stddef.h>

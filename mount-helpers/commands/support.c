@@ -129,6 +129,9 @@ static void add_log(struct support *s, unsigned i, const char *path)
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
         exit(cli_fail("cannot read %s: %s", path, strerror(errno)));
+    struct stat st;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
+        exit(cli_fail("cannot read %s: it is no regular file", path));
     const off_t size = lseek(fd, 0, SEEK_END);
     (void)lseek(fd, size > (off_t)PART_BYTES ? size - (off_t)PART_BYTES : 0, SEEK_SET);
     char *text = read_until(fd, ws_clock_ms() + COMMAND_S * 1000ULL, &late), *at = text + strlen(text);
@@ -213,6 +216,8 @@ static int run(const struct cli_args *args)
     strftime(usual, sizeof(usual), "wsync-support-%Y%m%dT%H%M%SZ.tar.zst", &tm);
     const char *out = cli_get(args, "out") ? cli_get(args, "out") : usual;
     snprintf(s.lines, sizeof(s.lines), "%u", (unsigned)cli_u64(args, "lines", LINES));
+    if (bundle_check(out, &err) < 0) /* before all that takes long */
+        return cli_fail("%s", err.text);
     know_secrets(&s);
     add(&s, "README.txt", CONTENT_NOTE);
     add_command(&s, "version.txt", (const char *const[]){"version", NULL}, COMMAND_S);
@@ -249,12 +254,13 @@ const struct cli_command cmd_support = {
                    "Removed are: tokens that this host's servers made, that of --token-file, values of the "
                    "environment whose "
                    "names end in TOKEN, SECRET, PASSWORD, CREDENTIALS or KEY, and what is written behind "
-                   "such a name; what "
-                   "follows Bearer; user info and queries of URLs. Of the environment there are names only. "
+                   "such a name, or an option of such a name; what "
+                   "follows Bearer or Basic; private keys in PEM; user info and queries of URLs. Of the "
+                   "environment there are names only. "
                    "What looks like "
                    "nothing of this, in a log say, stays: read it before you send it. The archive appears "
                    "under its name when "
-                   "it is complete, and replaces what was there.",
+                   "it is complete, and replaces a file that was there.",
     .examples = "wsync support\nwsync support --out report.tar.zst --log /var/log/wsync.log",
     .options = options,
     .max_words = 0,
