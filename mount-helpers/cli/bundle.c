@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 #include <zstd.h>
@@ -62,10 +63,23 @@ static int write_all(int fd, const char *bytes, size_t n)
     return 0;
 }
 
+int bundle_check(const char *path, struct ws_error *err)
+{
+    struct stat st;
+    if (lstat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return ws_error_set(err, EEXIST,
+                            "cannot write %s: what is there is no regular file, and would be replaced; "
+                            "--out names another place",
+                            path);
+    return 0;
+}
+
 int bundle_write(struct bundle *b, const char *path, struct ws_error *err)
 {
     static const char end[2 * TAR_BLOCK];
     char part[PATH_MAX];
+    if (bundle_check(path, err) < 0)
+        return -EEXIST;
     if ((size_t)snprintf(part, sizeof(part), "%s.XXXXXX", path) >= sizeof(part))
         return ws_error_set(err, ENAMETOOLONG, "cannot write %.200s...: the name is too long", path);
     if (put(b, end, sizeof(end)) < 0)

@@ -15,7 +15,9 @@ struct bundle {
 
 /* Adds a file; name: up to 99 bytes, relative. -E2BIG: the bundle is full; -ENOMEM. */
 WS_MUST_USE int bundle_add(struct bundle *b, const char *name, const char *text);
-/* Writes it to that path, mode 0600, by way of a file beside it that takes its name; what was there is replaced. */
+/* May it be written there? -EEXIST: what is there is a device, a folder or a link, which is not replaced. */
+WS_MUST_USE int bundle_check(const char *path, struct ws_error *err);
+/* Writes it to that path, mode 0600, by way of a file beside it that takes its name; a file that was there is replaced. */
 WS_MUST_USE int bundle_write(struct bundle *b, const char *path, struct ws_error *err);
 void bundle_reset(struct bundle *b);
 

@@ -9,6 +9,7 @@
 
 #define REMOVED    "[removed]"
 #define LINE_BYTES 4096
+#define GAP        64 /* of blanks and quotes between a name and its value, at most */
 
 extern char **environ;
 
@@ -82,7 +83,7 @@ static bool ends_word(char c)
 static bool ends_with(const char *begin, const char *end, const char *word)
 {
     const size_t n = strlen(word);
-    while (end > begin && end[-1] == ' ')
+    for (unsigned i = 0; i < GAP && end > begin && end[-1] == ' '; i++)
         end--;
     return (size_t)(end - begin) >= n && strncasecmp(end - n, word, n) == 0;
 }
@@ -90,6 +91,8 @@ static bool ends_with(const char *begin, const char *end, const char *word)
 /* Is the name that ends at `end` the first on its line, as in files of settings? What follows is its value to the line's end. */
 static bool is_first_on_line(const char *line, const char *end)
 {
+    if (end - line > GAP)
+        return false;
     while (*line == ' ' || *line == '\t' || *line == '-')
         line++;
     if (strncmp(line, "export ", 7) == 0)
@@ -122,18 +125,19 @@ static unsigned count_quotes(const char *p, const char *end)
 static size_t value_bytes(const char *text, const char *p)
 {
     const char *q = p, *end, *option;
-    while (q > text && strchr(" \"'", q[-1]))
+    while (q > text && p - q < GAP && strchr(" \"'", q[-1]))
         q--;
     bool to_line_end = false;
     if (q > text && (q[-1] == '=' || q[-1] == ':')) {
         end = q - 1;
-        while (end > text && strchr(" \"'", end[-1]))
+        while (end > text && q - end < GAP && strchr(" \"'", end[-1]))
             end--;
         if (!names_secret(text, end))
             return 0;
         to_line_end = is_first_on_line(text, end);
     } else {
-        for (option = q; option > text && !isspace((unsigned char)option[-1]) && !strchr("\"'", option[-1]);)
+        for (option = q; option > text && q - option < GAP && !isspace((unsigned char)option[-1]) &&
+                         !strchr("\"'", option[-1]);)
             option--;
         const bool is_option = q < p && strncmp(option, "--", 2) == 0 && names_secret(option, q);
         const bool is_basic = ends_with(text, q, "basic") && ends_with(text, q - 5, "authorization:");
@@ -152,15 +156,17 @@ static size_t value_bytes(const char *text, const char *p)
     return n;
 }
 
-/* Of a private key in PEM that begins at p, as far as it goes; cut where it has no end. */
+/* A private key in PEM; where its end is missing, all that follows. */
 static size_t key_bytes(const char *p)
 {
-    static const char begin[] = "-----BEGIN ";
-    const char *line_end = strchr(p, '\n'), *name = strstr(p, "PRIVATE KEY-----");
-    if (strncmp(p, begin, sizeof(begin) - 1) != 0 || !name || (line_end && name > line_end))
+    static const char begins[] = "-----BEGIN ", ends[] = "-----END ";
+    if (strncmp(p, begins, sizeof(begins) - 1) != 0)
         return 0;
-    const char *end = strstr(name, "-----END "), *last = end ? strstr(end, "KEY-----") : NULL;
-    return last ? (size_t)(last - p) + strlen("KEY-----") : strlen(p);
+    const size_t line = strcspn(p, "\n");
+    if (!memmem(p, line, "PRIVATE KEY-----", 16))
+        return 0;
+    const char *end = strstr(p, ends);
+    return end ? (size_t)(end - p) + strcspn(end, "\n") : strlen(p);
 }
 
 /* Of a URL whose :// ends at p: user info. */
@@ -184,19 +190,11 @@ static size_t known_bytes(const struct redact *r, const char *p)
     return longest;
 }
 
-/* Of the query of a URL: p is behind a '?' of a word that has ://. */
+/* Of the query of a URL: p is behind a '?' of a word that has a scheme. */
 static size_t query_bytes(const char *text, const char *p)
 {
-    const char *begin = p;
-    if (p == text || p[-1] != '?')
-        return 0;
-    while (begin > text && !ends_word(begin[-1]))
-        begin--;
-    const char *scheme = strstr(begin, "://");
-    if (!(scheme && scheme < p))
-        return 0;
     size_t n = 0;
-    while (!ends_word(p[n]))
+    while (p > text && p[-1] == '?' && !ends_word(p[n]))
         n++;
     return n;
 }
@@ -207,13 +205,16 @@ char *redact_text(const struct redact *r, const char *text)
     size_t size = 0;
     FILE *f = must(open_memstream(&out, &size));
     const char *line = text; /* a value is on the line of its name */
+    bool has_scheme = false; /* the word so far */
     for (const char *p = text; *p;) {
+        const bool is_behind_scheme = p - text >= 3 && strncmp(p - 3, "://", 3) == 0;
         size_t n = known_bytes(r, p);
+        has_scheme = (has_scheme || is_behind_scheme) && !(p > text && ends_word(p[-1]));
         if (!n)
             n = key_bytes(p);
-        if (!n && p - text >= 3 && strncmp(p - 3, "://", 3) == 0)
+        if (!n && is_behind_scheme)
             n = user_bytes(p);
-        if (!n)
+        if (!n && has_scheme)
             n = query_bytes(line, p);
         if (!n && p > line && strchr("=: \"'", p[-1]))
             n = value_bytes(line, p);

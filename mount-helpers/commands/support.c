@@ -35,6 +35,7 @@ static const struct cli_option options[] = {
     AGENTS_OPTIONS,
     {"out", 'o', "FILE", "the archive; default wsync-support-TIME.tar.zst in this folder"},
     {"log", 0, "FILE", "the last lines of this log or settings file, too; may be given several times"},
+    {"mount", 0, "DIR", "this mount and no other; may be given several times; default all, 16 at most"},
     {"settings", 0, "DIR", "the folder of this host's settings; default /etc/wsync"},
     {"lines", 'n', "N", "of each log and of each mount's events; default 1000", 1, 100000},
     {0},
@@ -135,6 +136,9 @@ static void add_log(struct support *s, unsigned i, const char *path)
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
         exit(cli_fail("cannot read %s: %s", path, strerror(errno)));
+    struct stat st;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
+        exit(cli_fail("cannot read %s: it is no regular file", path));
     const off_t size = lseek(fd, 0, SEEK_END);
     const bool is_cut = size > (off_t)PART_BYTES;
     (void)lseek(fd, is_cut ? size - (off_t)PART_BYTES : 0, SEEK_SET);
@@ -202,14 +206,27 @@ static void add_settings(struct support *s)
         globfree(&s->settings);
 }
 
+static bool is_wanted(const struct support *s, const struct mntent *m)
+{
+    const char *named = cli_nth(s->args, "mount", 0);
+    for (unsigned i = 0; named && strcmp(named, m->mnt_dir) != 0;)
+        named = cli_nth(s->args, "mount", ++i);
+    return strcmp(m->mnt_type, "fuse.wsync") == 0 && strcmp(m->mnt_fsname, WS_WRITTEN_FSNAME) != 0 &&
+           (named || !cli_has(s->args, "mount"));
+}
+
 static void add_mounts(struct support *s)
 {
     char name[64];
-    unsigned n = 0;
+    unsigned n = 0, more = 0;
     FILE *f = setmntent("/proc/self/mounts", "re");
-    for (struct mntent *m; f && n < MAX_MOUNTS && (m = getmntent(f));) {
-        if (strcmp(m->mnt_type, "fuse.wsync") != 0 || strcmp(m->mnt_fsname, WS_WRITTEN_FSNAME) == 0)
+    for (struct mntent *m; f && (m = getmntent(f));) {
+        if (!is_wanted(s, m))
             continue;
+        if (n == MAX_MOUNTS) {
+            more++;
+            continue;
+        }
         const char *const status[] = {"status", "--json", "--mount", m->mnt_dir, NULL};
         const char *const events[] = {"events", "--raw", "-n", s->lines, "--mount", m->mnt_dir, NULL};
         snprintf(name, sizeof(name), "mounts/%u/status.json", n);
@@ -221,6 +238,9 @@ static void add_mounts(struct support *s)
     }
     if (f)
         endmntent(f);
+    if (more)
+        fprintf(stderr, "wsync support: %u more mounts are left out: name those that matter with --mount\n",
+                more);
 }
 
 static void add_agent(struct support *s)
@@ -306,6 +326,8 @@ static int run(const struct cli_args *args)
     strftime(usual, sizeof(usual), "wsync-support-%Y%m%dT%H%M%SZ.tar.zst", &tm);
     const char *out = cli_get(args, "out") ? cli_get(args, "out") : usual;
     snprintf(s.lines, sizeof(s.lines), "%u", (unsigned)cli_u64(args, "lines", LINES));
+    if (bundle_check(out, &err) < 0) /* before all that takes long */
+        return cli_fail("%s", err.text);
     know_secrets(&s);
     add(&s, "README.txt", CONTENT_NOTE);
     free(add_command(&s, "version.txt", (const char *const[]){"version", NULL}, COMMAND_S));
@@ -356,7 +378,8 @@ const struct cli_command cmd_support = {
         "the "
         "environment there are names only. What looks like nothing of this, in a log say, stays: read it "
         "before "
-        "you send it. The archive appears under its name when it is complete, and replaces what was there.",
+        "you send it. The archive appears under its name when it is complete, and replaces a file that was "
+        "there.",
     .examples = "wsync support\nwsync support --out report.tar.zst --log /var/log/wsync.log",
     .options = options,
     .max_words = 0,

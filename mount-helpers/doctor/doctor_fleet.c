@@ -2,6 +2,7 @@
 #include "mount-helpers/cli/agents.h"
 #include "mount-helpers/doctor/probe.h"
 #include "transports/base/clock.h"
+#include "transports/base/text.h"
 #include "transports/protocol/api.h"
 #include <inttypes.h>
 #include <stdarg.h>
@@ -129,6 +130,7 @@ static void say(struct doctor *d, const struct row *r, json_int_t median)
     const json_int_t clock_ms = json_integer_value(machine(r->mount, "clock_ms"));
     const char *error = text_or(json_object_get(r->mount, "error"), "");
     snprintf(name, sizeof(name), "%.100s %.200s", r->model, text_or(json_object_get(r->mount, "mount"), "?"));
+    ws_text_clean(name); /* an agent's word, and cut */
     describe(r->mount, rest);
     if (r->rank == SILENT)
         doctor_say(d, DOCTOR_BROKEN, name,

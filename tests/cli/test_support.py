@@ -11,8 +11,9 @@ import time
 from world import *
 
 SECRETS = {"file": "secret-of-the-token-file", "env": "secret-of-the-environment", "user": "secret-user-info", "query": "secret-of-a-query",
-           "bearer": "secret-behind-bearer", "basic": "secret-behind-basic", "option": "secret-behind-an-option", "named": "secret-behind-a-name",
-           "json": "secret-in-json", "quoted": 'secret behind a \\" quote', "cut": "secret-of-a-line-that-is-cut"}
+           "bearer": "secret-behind-bearer", "basic": "secret-behind-basic", "option": "secret-behind-an-option", "spaced": "secret-behind-two-blanks",
+           "pem": "secret-in-pem", "named": "secret-behind-a-name", "json": "secret-in-json", "quoted": 'secret behind a \\" quote',
+           "cut": "secret-of-a-line-that-is-cut"}
 PART_BYTES = 4 << 20
 
 
@@ -37,18 +38,20 @@ def test_archive():
     with open(log, "w") as f:
         f.write("dropped line\n")
         f.write(f'GET https://u:{SECRETS["user"]}@h/x?sig={SECRETS["query"]} done\nheader Authorization: Bearer {SECRETS["bearer"]}\n')
-        f.write(f'curl -H "Authorization: Basic {SECRETS["basic"]}" --api-key {SECRETS["option"]} -v\n')
+        f.write(f'curl -H "Authorization: Basic {SECRETS["basic"]}" --api-key {SECRETS["option"]} -v\nserve --api-key  "{SECRETS["spaced"]}" --port 8000\n')
+        f.write(f'-----BEGIN RSA PRIVATE KEY-----\n{SECRETS["pem"]}\n-----END RSA PRIVATE KEY-----\n')
         f.write(f'with password="{SECRETS["quoted"]}" after\n')
         f.write(f'env API_TOKEN={SECRETS["named"]} token-file=/etc/wsync/token {SECRETS["file"]} {SECRETS["env"]}\n{{"secret": "{SECRETS["json"]}"}}\n')
     out = os.path.join(place, "report.tar.zst")
     env = dict(os.environ, WSYNC_TEST_SECRET=SECRETS["env"], WSYNC_LOG="info")
-    r = wsync("support", "--agent", f"unix:{agent.sock}", "--token-file", token, "--out", out, "--log", log, "-n", 5, env=env, timeout=200)
+    r = wsync("support", "--agent", f"unix:{agent.sock}", "--token-file", token, "--out", out, "--log", log, "-n", 10, "--mount", mount.path, env=env, timeout=200)
     assert r.stdout.strip() == out and os.listdir(place) == ["report.tar.zst"], (r.stdout, os.listdir(place))
     assert stat.S_IMODE(os.stat(out).st_mode) == 0o600
     files = unpack(out)
     everything = "\n".join(files.values())
     assert not [s for s in SECRETS.values() if s in everything], [s for s in SECRETS.values() if s in everything]
     assert not [word for word in ("behind a", "quote") if word in files["logs/0.txt"]] and "after" in files["logs/0.txt"], files["logs/0.txt"]
+    assert "--port 8000" in files["logs/0.txt"] and " done" in files["logs/0.txt"], files["logs/0.txt"]
     assert "token-file=/etc/wsync/token" in files["logs/0.txt"] and "dropped line" not in files["logs/0.txt"], files["logs/0.txt"]
     assert "WSYNC_TEST_SECRET is set" in files["environment.txt"]
     assert json.loads(files["agent/status.json"])["models"][0]["name"] == "actor"
@@ -112,7 +115,7 @@ LAST=kept
     mount = Mount(agent.url, f"config={home}/mount.cfg")
     mount.wait_version("actor", 1)
     mount.write("pin 1", "actor/ctl")
-    wsync("support", "--agent", f"unix:{agent.sock}", "--settings", home, "--out", out, timeout=200)
+    wsync("support", "--agent", f"unix:{agent.sock}", "--settings", home, "--mount", mount.path, "--out", out, timeout=200)
     files = unpack(out)
     everything = "\n".join(files.values())
     assert not [s for s in PLANTED.values() if s in everything], [s for s in PLANTED.values() if s in everything]
@@ -140,7 +143,7 @@ def test_mount_that_stands_still():
     suspend(stopped.pid)
     at_end(os.kill, stopped.pid, signal.SIGCONT)
     out, began = unique("stopped") + ".tar.zst", time.monotonic()
-    r = wsync("support", "--agent", f"unix:{agent.sock}", "--out", out, timeout=200 * SLOW)
+    r = wsync("support", "--agent", f"unix:{agent.sock}", "--mount", stopped.path, "--mount", other.path, "--out", out, timeout=200 * SLOW)
     took = time.monotonic() - began
     files = unpack(out)
     assert r.returncode == 0 and "'wsync status' was ended after 20 s" in r.stderr, r.stderr
@@ -152,3 +155,34 @@ def test_place_that_cannot_be_written():
     "it fails with the place, and leaves nothing"
     r = wsync("support", "--out", "/proc/nothing/x.tar.zst", check=False, timeout=200)
     assert r.returncode == 1 and "/proc/nothing/x.tar.zst" in r.stderr and "--out" in r.stderr, r.stderr
+
+
+def test_what_is_no_file():
+    "a device, a folder or a link is neither replaced nor read as a log"
+    need_fuse()  # root
+    place, log = open_to_all(), unique("log")
+    device = os.path.join(place, "null")
+    os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    link = os.path.join(place, "link")
+    os.symlink("null", link)
+    fifo = os.path.join(place, "fifo")
+    os.mkfifo(fifo)
+    for out in (device, link, fifo, place):
+        r = wsync("support", "--out", out, check=False, timeout=200)
+        assert r.returncode == 1 and "no regular file" in r.stderr, (out, r)
+    for log in (device, fifo, place):
+        r = wsync("support", "--out", os.path.join(place, "o"), "--log", log, check=False, timeout=200)
+        assert r.returncode == 1 and "no regular file" in r.stderr, (log, r)
+    assert sorted(os.listdir(place)) == ["fifo", "link", "null"] and stat.S_ISCHR(os.stat(device).st_mode)
+
+
+def test_odd_logs():
+    "logs of one long line, of blanks, question marks or names, take no longer than others"
+    logs = []
+    for text in ("?" * (4 << 20), " " * (4 << 20), "a? " * (1 << 20), "key = " * (700 << 10), "://?" * (1 << 20)):
+        logs += ["--log", unique("log")]
+        with open(logs[-1], "w") as f:
+            f.write(text)
+    out = os.path.join(open_to_all(), "o.tar.zst")
+    wsync("support", "--out", out, *logs, timeout=100)
+    assert len([n for n in unpack(out) if n.startswith("logs/")]) == 5

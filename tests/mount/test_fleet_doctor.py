@@ -1,5 +1,6 @@
 # beside others
 """wsync doctor --fleet: who holds the others back."""
+import http.server
 import signal
 import time
 
@@ -122,3 +123,28 @@ def test_stale_token():
     mount = Mount(agent.url)
     wait_for(lambda: left in mount.text("status"), "the mount's error", 60)
     assert "may have left" in mount.text("status") and "the-token" not in mount.text("status"), mount.text("status")
+
+
+def test_strange_agent():
+    "names that an agent makes up move no cursor, and one that is cut within a character is listed"
+    mounts = [{"mount": "\x1b[2Jh:/x\nok", "age": 0}, {"mount": "a" + "\u00e9" * 200 + ":/x", "age": 0}]
+    body = json.dumps({"models": [{"name": "\x1b[31mactor", "mounts": mounts}]}).encode()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", free_port()), Handler)
+    at_end(server.server_close)
+    at_end(server.shutdown)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    said = wsync("doctor", "--fleet", "--agent", url, check=False).stdout
+    assert "actor" in said and "\x1b" not in said and len(said.splitlines()) == 3, said
+    assert len(json.loads(wsync("doctor", "--fleet", "--json", "--agent", url, check=False).stdout)["checks"]) == 3
