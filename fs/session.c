@@ -49,7 +49,8 @@
 #define FIRST_CONTACT_MS 3000 /* a mount whose source is down comes up all the same, after this */
 #define NEXT_CONTACT_MS                                                                                      \
     20000 /* what was there before is not to be missed: one that does not even fail is waited for */
-#define MAX_WORKERS 16
+#define NEXT_CURRENT_MS 2000 /* nor is the link `current`, unless all of its version has to come again */
+#define MAX_WORKERS     16
 
 /* --- how complete files will be read --- */
 
@@ -594,6 +595,7 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     if (ws_life_number(fs->life) > 0) { /* who looks a version up that was there before finds it */
         ws_control_wait_kept(fs->control, NEXT_CONTACT_MS);
         (void)ws_store_wait_first(fs->store, NEXT_CONTACT_MS);
+        ws_control_wait_restored(fs->control, NEXT_CURRENT_MS);
     }
     int rc = config ? ws_thread_start(&thread, finish_start, s) : -ENOMEM;
     const bool started = rc == 0;
