@@ -34,6 +34,7 @@ struct ws_kept {
     int32_t fds[WS_KEPT_FDS];           /* -1: none */
     pid_t daemon;                       /* 0: none */
     dev_t dev;                          /* 0: the place is not known */
+    ino_t socket_ino;                   /* of WS_KEPT_SOCKET's name */
     struct timespec start;
     sigset_t signals; /* that were blocked before the supervisor began */
     bool is_trial, is_undone;

@@ -47,7 +47,9 @@
 #define BEGIN_MS         10000 /* for the kernel to begin with a mount that is there */
 #define FORMER_NS        (10 * WS_SECOND_NS)
 #define FIRST_CONTACT_MS 3000 /* a mount whose source is down comes up all the same, after this */
-#define MAX_WORKERS      16
+#define NEXT_CURRENT_MS                                                                                      \
+    2000 /* for the link `current` of a next daemon, unless all of its version has to come again */
+#define MAX_WORKERS 16
 
 /* --- how complete files will be read --- */
 
@@ -595,6 +597,7 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     if (ws_life_number(fs->life) > 0) { /* who looks a version up that was there before finds it */
         fs->sources_until_ns = ws_clock_ns() + (uint64_t)fs->options.deadline_ms * WS_MS_NS;
         ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
+        ws_control_wait_restored(fs->control, NEXT_CURRENT_MS);
     }
     int rc = config ? ws_thread_start(&thread, finish_start, s) : -ENOMEM;
     const bool started = rc == 0;

@@ -34,12 +34,12 @@ struct watch {
     uint64_t until_ns; /* of that; 0: for ever */
     int signals;
     struct ws_deaths deaths;
-    bool ends;                  /* it was told to */
-    char failed[WS_ERROR_TEXT]; /* what the daemon said before it ended */
-    uint64_t round_ns;          /* when the next one is */
-    unsigned unanswered;        /* rounds */
-    bool has_answered, is_traced;
-    int client, binary; /* of a takeover that waits for the daemon */
+    bool ends;                             /* it was told to */
+    char failed[WS_ERROR_TEXT];            /* what the daemon said before it ended */
+    uint64_t round_ns;                     /* when the next one is */
+    unsigned unanswered;                   /* rounds */
+    bool has_answered, is_traced, answers; /* in this round; ...; at all: it has come so far in its start */
+    int client, binary;                    /* of a takeover that waits for the daemon */
     struct ws_kept_regions regions;
     char release[WS_RELEASE_CHARS + 1];
 };
@@ -139,11 +139,6 @@ static void hear(struct watch *w)
     char release[WS_RELEASE_CHARS + 1];
     if (ws_takeover_accept(w->kept->fds[WS_KEPT_SOCKET], &client, &binary, release) < 0)
         return;
-    if (w->state != SERVES || w->ends) {
-        ws_takeover_answer(client, EBUSY, "its daemon starts, ends, or is being replaced; call again");
-        close(binary);
-        return;
-    }
     w->client = client;
     w->binary = binary;
     memcpy(w->release, release, sizeof(release));
@@ -177,7 +172,7 @@ static void listen_to(struct watch *w)
     else if (fd >= 0)
         close(fd);
     if (word.kind == WS_WORD_LIVES)
-        w->has_answered = true;
+        w->has_answered = w->answers = true;
     if (word.kind == WS_WORD_FORGET)
         ws_kept_regions_forget(&w->regions, word.text);
     if (word.kind == WS_WORD_CUT) {
@@ -190,7 +185,6 @@ static void listen_to(struct watch *w)
         snprintf(text, sizeof(text), "release %s%s%s", WS_VERSION,
                  k->is_undone ? " serves on: " : " serves it now", k->is_undone ? k->why : "");
         w->state = SERVES;
-        w->has_answered = true;
         answer(w, k->is_undone ? EIO : 0, text);
     } else if (word.kind == WS_WORD_IDLE && w->state == IDLES) {
         become(w);
@@ -218,7 +212,8 @@ static void ask(struct watch *w, uint64_t now)
 {
     const struct ws_supervisor_options *o = w->options;
     w->round_ns = now + o->hung_s * WS_SECOND_NS / ROUNDS;
-    w->unanswered = w->has_answered || w->state != SERVES || w->ends ? 0 : w->unanswered + 1;
+    const bool counts = w->answers && !w->ends && w->state != IDLES; /* there it waits for commands */
+    w->unanswered = w->has_answered || !counts ? 0 : w->unanswered + 1;
     w->has_answered = false;
     if (w->unanswered >= ROUNDS && is_traced(w->kept->daemon)) {
         if (!w->is_traced)
@@ -232,8 +227,7 @@ static void ask(struct watch *w, uint64_t now)
         (void)kill(w->kept->daemon, SIGKILL);
         return;
     }
-    if (w->state == SERVES)
-        ws_word_send(w->kept->fds[WS_KEPT_CHANNEL], WS_WORD_LIVES, "", -1);
+    ws_word_send(w->kept->fds[WS_KEPT_CHANNEL], WS_WORD_LIVES, "", -1);
 }
 
 /* --- the daemon's life --- */
@@ -276,6 +270,7 @@ static int wait_for_end(struct watch *w)
     while (waitpid(k->daemon, &status, WNOHANG) != k->daemon) {
         const uint64_t now = ws_clock_ns();
         const bool asks = w->options->hung_s > 0;
+        const bool hears = w->state == SERVES && !w->ends; /* else who connects waits */
         int wait = -1;
         if (w->state != SERVES && w->until_ns)
             wait = ms_until(w->until_ns, now);
@@ -283,7 +278,7 @@ static int wait_for_end(struct watch *w)
             wait = ms_until(w->round_ns, now);
         struct pollfd fds[] = {{.fd = w->signals, .events = POLLIN},
                                {.fd = k->fds[WS_KEPT_CHANNEL], .events = POLLIN},
-                               {.fd = k->fds[WS_KEPT_SOCKET], .events = POLLIN}};
+                               {.fd = hears ? k->fds[WS_KEPT_SOCKET] : -1, .events = POLLIN}};
         if (poll(fds, 3, wait) < 0)
             continue;
         if (fds[0].revents)
@@ -386,8 +381,7 @@ static int start(struct watch *w, bool *is_daemon, struct ws_error *err)
     (void)prctl(PR_SET_NAME, "wsync-keeps");
     w->state = STARTS;
     w->until_ns = k->fds[WS_KEPT_FORMER] >= 0 ? ws_clock_ns() + START_NS : 0;
-    w->has_answered = true;
-    w->is_traced = false;
+    w->answers = w->is_traced = false;
     w->failed[0] = 0;
     return 0;
 }
@@ -397,7 +391,6 @@ static void succeed(struct watch *w)
 {
     struct ws_kept *k = w->kept;
     w->state = SERVES;
-    w->has_answered = true;
     if (k->is_undone) {
         keep(k, WS_KEPT_FORMER, -1);
         if (k->daemon > 0)
@@ -421,12 +414,7 @@ static void leave(struct watch *w)
 int ws_supervisor_run(const struct ws_supervisor_options *o, bool *is_daemon, struct ws_error *err)
 {
     struct ws_kept *k = o->kept;
-    struct watch w = {.options = o,
-                      .kept = k,
-                      .client = -1,
-                      .binary = -1,
-                      .has_answered = true,
-                      .regions = ws_kept_take_regions()};
+    struct watch w = {.options = o, .kept = k, .client = -1, .binary = -1, .regions = ws_kept_take_regions()};
     sigset_t set, before;
     char name[16]; /* of PR_GET_NAME */
     bool is_over = false;
@@ -439,7 +427,8 @@ int ws_supervisor_run(const struct ws_supervisor_options *o, bool *is_daemon, st
     w.signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (w.signals < 0)
         return ws_error_set(err, errno, "cannot watch a daemon of %s: %s", o->what, strerror(errno));
-    if (k->fds[WS_KEPT_SOCKET] < 0 && k->dev && (k->fds[WS_KEPT_SOCKET] = ws_takeover_listen(k->dev)) < 0)
+    if (k->fds[WS_KEPT_SOCKET] < 0 && k->dev &&
+        (k->fds[WS_KEPT_SOCKET] = ws_takeover_listen(k->dev, &k->socket_ino)) < 0)
         ws_log(WS_LOG_INFO, "mount", "no other binary will be able to go on with it at=%s: no socket: %s",
                o->what, strerror(-k->fds[WS_KEPT_SOCKET]));
     succeed(&w);
@@ -462,7 +451,7 @@ int ws_supervisor_run(const struct ws_supervisor_options *o, bool *is_daemon, st
         (void)prctl(PR_SET_NAME, name);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
     } else if (k->dev) {
-        ws_takeover_unlisten(k->dev);
+        ws_takeover_unlisten(k->dev, k->socket_ino);
     }
     return rc;
 }

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -20,6 +21,7 @@
 #include <unistd.h>
 
 #define SYSTEM_FOLDER "/run"
+#define MOST_WAITING  4
 #define HEAR_S        2   /* for a client to say what it wants */
 #define WAIT_S        300 /* for the outcome: longer than the supervisor's own limits together */
 
@@ -52,42 +54,66 @@ static int address_of(dev_t dev, struct sockaddr_un *out)
     return n < (int)sizeof(out->sun_path) ? 0 : -ENAMETOOLONG;
 }
 
-/* Ours alone. */
-static int make_folder(const struct sockaddr_un *a)
+/* The folder, which is ours alone, locked: a descriptor. */
+static int lock_folder(const struct sockaddr_un *a)
 {
     struct stat st;
     char folder[sizeof(a->sun_path)];
     snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(a->sun_path, '/') - a->sun_path), a->sun_path);
     if (mkdir(folder, 0700) != 0 && errno != EEXIST)
         return -errno;
-    if (lstat(folder, &st) != 0)
-        return -errno;
-    return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && !(st.st_mode & 077) ? 0 : -EPERM;
-}
-
-int ws_takeover_listen(dev_t dev)
-{
-    struct sockaddr_un a;
-    int rc = address_of(dev, &a);
+    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int rc = fd < 0 || fstat(fd, &st) != 0 ? -errno : 0;
+    if (rc == 0 && (st.st_uid != geteuid() || (st.st_mode & 077)))
+        rc = -EPERM;
+    if (rc == 0 && flock(fd, LOCK_EX) != 0)
+        rc = -errno;
     if (rc == 0)
-        rc = make_folder(&a);
-    const int fd = rc == 0 ? socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0) : -1;
-    if (fd < 0)
-        return rc < 0 ? rc : -errno;
-    (void)unlink(a.sun_path); /* no mount that lives has our device */
-    if (bind(fd, (const struct sockaddr *)&a, sizeof(a)) == 0 && chmod(a.sun_path, 0600) == 0 &&
-        listen(fd, 4) == 0)
         return fd;
-    rc = -errno;
-    close(fd);
+    if (fd >= 0)
+        close(fd);
     return rc;
 }
 
-void ws_takeover_unlisten(dev_t dev)
+/* No mount that lives has our device: what has the name is one's that has ended. */
+static int bind_anew(int fd, const struct sockaddr_un *a, ino_t *ino)
+{
+    struct stat st;
+    (void)unlink(a->sun_path);
+    if (bind(fd, (const struct sockaddr *)a, sizeof(*a)) != 0 || chmod(a->sun_path, 0600) != 0 ||
+        listen(fd, MOST_WAITING) != 0 || lstat(a->sun_path, &st) != 0)
+        return -errno;
+    *ino = st.st_ino;
+    return 0;
+}
+
+int ws_takeover_listen(dev_t dev, ino_t *ino)
 {
     struct sockaddr_un a;
-    if (address_of(dev, &a) == 0)
+    int rc = address_of(dev, &a);
+    const int folder = rc == 0 ? lock_folder(&a) : rc;
+    if (folder < 0)
+        return folder;
+    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    rc = fd < 0 ? -errno : bind_anew(fd, &a, ino);
+    close(folder);
+    if (rc == 0)
+        return fd;
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+void ws_takeover_unlisten(dev_t dev, ino_t ino)
+{
+    struct sockaddr_un a;
+    struct stat st;
+    const int folder = address_of(dev, &a) == 0 ? lock_folder(&a) : -1;
+    if (folder < 0)
+        return;
+    if (lstat(a.sun_path, &st) == 0 && st.st_ino == ino)
         (void)unlink(a.sun_path);
+    close(folder);
 }
 
 void ws_takeover_answer(int client, int code, const char *text)

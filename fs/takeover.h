@@ -10,8 +10,10 @@
 
 /* The supervisor's side. */
 
-int ws_takeover_listen(dev_t dev); /* a descriptor, or -errno: nobody will be heard */
-void ws_takeover_unlisten(dev_t dev);
+/* A descriptor, and the number of its name; or -errno: nobody will be heard. */
+int ws_takeover_listen(dev_t dev, ino_t *ino);
+/* The device may be another mount's by now, whose name is left alone. */
+void ws_takeover_unlisten(dev_t dev, ino_t ino);
 /* Somebody has connected: who it is, the binary, and its release. Who may not, or has another wire, is answered. -errno: there is nothing to be done.
  * Waits 2 s at most. */
 WS_MUST_USE int ws_takeover_accept(int socket, int *client, int *binary, char release[WS_RELEASE_CHARS + 1]);

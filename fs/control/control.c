@@ -23,9 +23,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PACE_CHARS   96
-#define IDLE_LOOK_NS 10000000L
-#define END_NS       (30 * WS_SECOND_NS) /* for the rollback of switches that the mount's end interrupts */
+#define PACE_CHARS      96
+#define RESTORE_LOOK_NS 1000000L
+#define IDLE_LOOK_NS    10000000L
+#define END_NS          (30 * WS_SECOND_NS) /* for the rollback of switches that the mount's end interrupts */
 
 /* --- requests --- */
 
@@ -344,6 +345,25 @@ void ws_control_wait_kept(struct ws_control *c, unsigned timeout_ms)
            ws_cond_wait_until(&c->idle, &c->lock, until) != ETIMEDOUT)
         ;
     pthread_mutex_unlock(&c->lock);
+}
+
+static bool is_restored(struct ws_control *c)
+{
+    bool all = true;
+    pthread_mutex_lock(&c->lock);
+    struct ws_controller *ctl = c->controllers;
+    pthread_mutex_unlock(&c->lock);
+    for (; ctl; ctl = ctl->next) /* of one that is in the list the next never changes */
+        all = all && !ws_restore_is_due(c, ctl);
+    return all;
+}
+
+void ws_control_wait_restored(struct ws_control *c, unsigned timeout_ms)
+{
+    const struct timespec wait = {.tv_nsec = RESTORE_LOOK_NS};
+    const uint64_t until = ws_clock_ns() + timeout_ms * WS_MS_NS;
+    while (!is_restored(c) && !atomic_load(&c->stop) && ws_clock_ns() < until)
+        (void)nanosleep(&wait, NULL);
 }
 
 static bool is_idle(struct ws_control *c)

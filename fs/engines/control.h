@@ -13,6 +13,8 @@ WS_MUST_USE int ws_control_new(struct ws_control **out, struct ws_store *store,
 void ws_control_open_kept(struct ws_control *c);
 /* Until that is done, timeout_ms at most. */
 void ws_control_wait_kept(struct ws_control *c, unsigned timeout_ms);
+/* Until versions that were current for a daemon before, and are known here, are current again, or a try has failed; timeout_ms at most. */
+void ws_control_wait_restored(struct ws_control *c, unsigned timeout_ms);
 /* Until no command, switch or catching up runs, timeout_ms at most, or until control is stopped. False: one does. */
 bool ws_control_wait_idle(struct ws_control *c, unsigned timeout_ms);
 /* Reads and sets the config anew, in the background: what follows is in last_error, events and status. */

@@ -221,7 +221,7 @@ bool ws_life_reads(uint64_t *seen)
 {
     const uint64_t before = *seen;
     *seen = atomic_load(&n_reads);
-    return atomic_load(&n_readers) > 0 || *seen != before;
+    return atomic_load(&n_readers) > 0 || *seen != before || *seen == 0;
 }
 
 /* --- what is passed through --- */

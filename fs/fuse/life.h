@@ -38,7 +38,8 @@ WS_MUST_USE int ws_life_attach(struct ws_life *l, struct fuse_session *session);
 
 /* Has this daemon been about to answer the first one's INIT otherwise than that? Then its session has ended: the kernel goes by the first answer. */
 bool ws_life_differs(void);
-/* Does a worker of this daemon's wait for a request, or has one begun to since *seen, which is brought up to date? Else all of them hang. */
+/* Does a worker of this daemon's wait for a request, or has one begun to since *seen, which is brought up to date, or has none ever? Else all
+ * of them hang. */
 bool ws_life_reads(uint64_t *seen);
 
 /* What the kernel passes through: its numbers are the connection's, and count upwards. */

@@ -168,6 +168,21 @@ static void report_gone(struct ws_control *c, struct ws_controller *ctl, const s
     (void)ws_controller_fail(c, ctl, RESTORE, &err);
 }
 
+bool ws_restore_is_due(struct ws_control *c, struct ws_controller *ctl)
+{
+    pthread_mutex_lock(&c->lock);
+    const struct ws_version_id wanted = ctl->target;
+    const bool tries = wanted.lineage[0] && ws_backoff_is_over(&ctl->restore_backoff);
+    pthread_mutex_unlock(&c->lock);
+    struct ws_model *m = tries ? ws_store_find(c->store, ctl->name) : NULL;
+    struct ws_version *v = m ? ws_version_at(m, wanted.version, wanted.lineage) : NULL;
+    if (v)
+        ws_version_put(v);
+    if (m)
+        ws_model_put(m);
+    return v != NULL;
+}
+
 void ws_restore_again(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m)
 {
     pthread_mutex_lock(&c->lock);

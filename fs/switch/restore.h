@@ -12,5 +12,7 @@ void ws_restore_version(struct ws_control *c, struct ws_controller *ctl, struct 
                         struct ws_version *v);
 /* The same, where a try has failed and it is time for the next. */
 void ws_restore_again(struct ws_control *c, struct ws_controller *ctl, struct ws_model *m);
+/* Is a version known here that was current for a daemon before, and has no try to make it current failed? */
+bool ws_restore_is_due(struct ws_control *c, struct ws_controller *ctl);
 
 #endif

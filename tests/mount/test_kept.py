@@ -45,7 +45,7 @@ def large(kind=Supervised, options="", **kw):
 @pytest.mark.parametrize("options", ["", "run-as=nobody,state=none"])
 def test_next_daemon(options):
     "after each death, and after a takeover, versions are there again: nothing comes from the source, and who has them mapped goes on"
-    agent, folders, m = large(options=options)
+    agent, folders, m = large(options=options, path=open_to_all())
     assert "tcp full" in pulled(m, 1, folders[1])
     agent.publish("actor", 2, folders[2])
     m.wait_version("actor", 2)

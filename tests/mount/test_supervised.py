@@ -196,6 +196,21 @@ def test_settings():
     wait_for(lambda: engine.serves() == "2", "the engine to follow", 60)
 
 
+def test_current():
+    "who looks at what is current while daemons die always finds it"
+    agent, folder, m = published()
+    engine = Engine(m.file("actor/1"))
+    m.write(f"engine add e sglang {engine.url}", "actor/ctl")
+    m.write("1", "actor/version")
+    for _ in range(5):
+        daemon = m.daemon
+        os.kill(daemon, signal.SIGKILL)
+        while not has_ended(daemon):  # what is open from before cannot be read
+            pass
+        assert m.text("actor/version") == "1\n" and os.readlink(m.file("actor/current")) == "1"
+        assert same(m.file("actor/current"), folder)
+
+
 def test_dies_too_often():
     "the third death within a minute ends it: unmounted, with the reason"
     agent, folder, m = published(Strict)

@@ -164,7 +164,7 @@ def test_refused():
 
 def test_who_may():
     "other users are not heard, nor is a mount found that has no supervisor"
-    agent, folder, m = published()
+    agent, folder, m = published(path=open_to_all())
     r = take_over(binary(), m, user="nobody", group="nogroup", extra_groups=[])
     assert r.returncode == 1 and "no supervisor that could be asked" in r.stdout, r.stdout
     assert os.stat("/run/wsync-mounts").st_mode & 0o777 == 0o700
@@ -176,8 +176,8 @@ def test_who_may():
 
 def test_waits_for_a_command():
     "a switch that is under way ends well, and then it goes over"
-    agent, folder, m = published()
-    engine = Engine(m.file("actor/1"), "--slow", "3000")
+    agent, folder, m = published(options="hung=6")
+    engine = Engine(m.file("actor/1"), "--slow", "9000")
     m.write(f"engine add e sglang {engine.url}", "actor/ctl")
     agent.publish("actor", 2, checkpoint(SMALL, seed=2))
     m.wait_version("actor", 2)
