@@ -193,7 +193,7 @@ static bool say_known(const struct written *w, const struct written_top *top, bo
     uint64_t number;
 
     out->number = top ? top->id.version : 0;
-    if (!written_is_version(w, top, &number))
+    if (!top || !written_is_version(w, top, &number))
         say(out, WS_COMMIT_REFUSED, "its name is no version's, as --pattern of wsync share says");
     else if (top->was_published && !top->new_weights && !top->is_due)
         say(out, was_due ? WS_COMMIT_DONE : WS_COMMIT_BEFORE, "");
