@@ -196,7 +196,7 @@ static bool say_known(const struct written *w, const struct written_top *top, bo
     uint64_t number;
 
     out->number = top ? top->id.version : 0;
-    if (!written_is_version(w, top, &number))
+    if (!top || !written_is_version(w, top, &number))
         say(out, WS_COMMIT_REFUSED, "its name is no version's, as --pattern of wsync share says");
     else if (top->is_left_out && !top->is_due)
         say(out, WS_COMMIT_REFUSED, "it is left out: what wsync share prints says why");

@@ -109,14 +109,19 @@ bool written_is_open_anywhere(uint64_t ino, pid_t by)
     return found != 0;
 }
 
-/* A line of /proc/PID/maps: "7f00-7f10 rw-s 00000000 00:2a 42   /path". */
+/* A line of /proc/PID/maps: "7f00-7f10 rw-s 00000000 00:2a 42   /path": its second field are the rights, its fifth is the number. */
 static bool is_written_mapping(const char *line, uint64_t ino)
 {
-    char rights[8];
-    uint64_t number;
+    const char *fields[5];
 
-    return sscanf(line, "%*s %7s %*s %*s %" SCNu64, rights, &number) == 2 && number == ino &&
-           rights[1] == 'w' && rights[3] == 's';
+    for (size_t i = 0; i < 5; i++) {
+        fields[i] = line;
+        line += strcspn(line, " ");
+        line += strspn(line, " ");
+    }
+    const char *rights = fields[1];
+    return strcspn(rights, " ") == 4 && rights[1] == 'w' && rights[3] == 's' &&
+           strtoull(fields[4], NULL, 10) == ino;
 }
 
 bool written_is_mapped_by(uint64_t ino, pid_t by)

@@ -41,6 +41,7 @@ static int open_node(struct written *w, struct written_node *n, int fd, struct f
 {
     struct written_file *f = calloc(1, sizeof(*f));
 
+    assert(n);
     if (!f) {
         close(fd);
         return -ENOMEM;
