@@ -1,4 +1,4 @@
-# timeout: 3600, takes: 900
+# timeout: 5400, takes: 900
 """The Debian packages in clean roots of Debian 12 and 13: built, installed, used, upgraded beside a running agent, purged."""
 import re
 
