@@ -21,6 +21,7 @@ import ray  # noqa: E402
 from ray.exceptions import ActorDiedError, RayTaskError  # noqa: E402
 
 from ray_actors import Rollout, Trainer  # noqa: E402
+from ray_cluster import environment  # noqa: E402
 
 GET_SECONDS = 300
 
@@ -32,10 +33,7 @@ def cluster(module_scope):
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("HOME", world.unique("home"))
-            os.makedirs(os.environ["HOME"])
-            patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (package(), HERE, os.environ.get("PYTHONPATH")))))
-            for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_memory_monitor_refresh_ms", "0"), ("GLOO_SOCKET_IFNAME", "lo")):
+            for name, value in environment(world.unique("home")).items():
                 patch.setenv(name, value)
             ray.init(num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, _temp_dir=folder)
             yield
