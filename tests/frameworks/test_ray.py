@@ -82,7 +82,7 @@ def run(cluster):
     assert not os.path.ismount(run.path)
     for actor in run.trainers + run.rollouts:
         ray.kill(actor)
-    world.wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "Ray to end its actors")
+    world.wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "Ray to end its actors", GET_SECONDS)
 
 
 def test_updates(run):
@@ -122,17 +122,15 @@ def test_trainer_is_killed(run):
     before = run.updated()
     said = world.unique("said")
     told = run.trainers[0].sync.remote(stops_at="2.weight", said=said)
-    rest = run.trainers[1].sync.remote(stops_at="2.weight", said=world.unique("said"))
+    _rest = run.trainers[1].sync.remote(stops_at="2.weight", said=world.unique("said"))
     load = run.rollouts[0].load.remote(told)
-    world.wait_for(lambda: os.path.exists(said), "the gather")
+    world.wait_for(lambda: os.path.exists(said), "the gather", GET_SECONDS)
     ray.kill(run.trainers[0])
     with pytest.raises((ActorDiedError, RayTaskError), match="died|killed"):
         get(load)
     assert get([r.serves.remote() for r in run.rollouts]) == [before] * 2
     ray.kill(run.trainers[1])
-    del rest
     run.trainers = run.new_trainers()
     run.updated()
-    run.updated("sync")
 
 
