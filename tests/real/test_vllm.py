@@ -28,7 +28,7 @@ def test_reload(w):
 def test_sleep(w):
     "on a CPU it has no sleep mode: sleep= is refused, and says why"
     assert w.refused(f"engine add asleep vllm {w.server.url} sleep=1", f"{MODEL}/ctl") == "EPROTO"
-    assert "--enable-sleep-mode" in w.mount.text(f"{MODEL}/last_error")
+    assert "--enable-sleep-mode" in w.last_error()
 
 
 def test_incomplete(w):
