@@ -39,6 +39,7 @@ struct ws_engine_facts {
     bool labels;       /* its version can be changed without a load */
     bool patches;      /* says that wsync's package is in its workers, so that they may know how to patch */
     bool loads_draft;  /* load_draft will be taken, as far as it says what it was started with */
+    bool stays_awake;  /* says that it has no sleep mode: it answers a sleep, and does nothing */
     /* What a load leaves wrong answers of (cpu_reload.h): */
     bool frees_int8_scales;    /* INT8 weights, or it does not say what it was started with */
     bool leaves_experts;       /* experts that are not quantised */

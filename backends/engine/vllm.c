@@ -221,6 +221,11 @@ static int probe(const struct ws_engine_target *t, struct ws_engine_facts *facts
         rc = start_path(t, out, err);
     if (!rc)
         ws_vllm_config_read(t, facts);
+    if (!rc && t->sleep && facts->stays_awake)
+        rc = ws_error_set(err, EPROTO,
+                          "%s was started without --enable-sleep-mode: it answers a sleep and does nothing. "
+                          "Start it with that, or leave sleep= out (a vLLM on a CPU has no such mode)",
+                          t->url);
     return rc;
 }
 

@@ -93,6 +93,7 @@ void ws_vllm_config_read(const struct ws_engine_target *t, struct ws_engine_fact
         find_reload(config, facts);
         find_draft(config, facts);
         find_adapters(config, facts);
+        facts->stays_awake = json_is_false(member(config, "model_config", "enable_sleep_mode"));
     } else {
         find_draft_by_metrics(t, facts);
     }

@@ -1,4 +1,4 @@
-# timeout: 1500, takes: 200
+# timeout: 2700, takes: 200
 """wsync.openrlhf: OpenRLHF's own command line trains a tiny model by Ray, with DeepSpeed's ZeRO on two ranks and vLLM itself, on a CPU. After
 training the version that vLLM serves equals what OpenRLHF saves, bit for bit. `make test-frameworks ARGS=openrlhf`."""
 import importlib.util
@@ -12,17 +12,17 @@ import tempfile
 import pytest
 
 import world
-from package import package
 
 if importlib.util.find_spec("openrlhf") is None:
     pytest.skip("OpenRLHF is not installed: PyPI could not be reached, or `.ci/deps openrlhf` has not run", allow_module_level=True)
 HERE = os.path.dirname(os.path.abspath(__file__))
 REAL = os.path.join(os.path.dirname(HERE), "real")
-sys.path.insert(0, REAL)
+sys.path[:0] = [HERE, REAL]
 
 from checkpoints import make  # noqa: E402
+from ray_cluster import environment  # noqa: E402
 
-RUN_SECONDS = 700  # vLLM and three processes with torch start beside other work
+RUN_SECONDS = 1200  # vLLM and three processes with torch start beside other work
 REWARD = '''import torch
 def reward_func(queries, prompts, labels, **_):
     rewards = torch.tensor([float(len(set(query)) % 5) for query in queries])
@@ -49,15 +49,11 @@ def test_training(folder, options):
         f.writelines(json.dumps({"input": text}) + "\n" for text in ("one two", "three", "four five", "six", "seven", "eight", "nine", "ten"))
     with open(reward, "w") as f:
         f.write(REWARD)
-    home = os.path.join(folder, "home")
-    os.makedirs(home)
-    stand_ins = os.path.join(HERE, "stand_in")
     mount = world.Mount(f"unix:{agent.sock}")
-    env = dict(os.environ, HOME=home, HF_HUB_OFFLINE="1", DO_NOT_TRACK="1", RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0",
-               PYTHONPATH=os.pathsep.join(filter(None, (package(), stand_ins, os.environ.get("PYTHONPATH")))), DS_ACCELERATOR="cpu",
-               OMP_NUM_THREADS="1", TORCH_COMPILE_DISABLE="1", GLOO_SOCKET_IFNAME="lo", TOKENIZERS_PARALLELISM="false",
-               VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_NO_USAGE_STATS="1", WSYNC_AGENT=f"unix:{agent.sock}",
-               WSYNC_SOURCE=f"unix:{agent.sock}", WSYNC_MOUNT=mount.path)
+    env = dict(os.environ, **environment(os.path.join(folder, "home"), os.path.join(HERE, "stand_in")), HF_HUB_OFFLINE="1", DO_NOT_TRACK="1",
+               DS_ACCELERATOR="cpu", TORCH_COMPILE_DISABLE="1", TOKENIZERS_PARALLELISM="false", VLLM_CPU_KVCACHE_SPACE="1",
+               VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_NO_USAGE_STATS="1", WSYNC_AGENT=f"unix:{agent.sock}", WSYNC_SOURCE=f"unix:{agent.sock}",
+               WSYNC_MOUNT=mount.path)
     arguments = {"actor.model_name_or_path": os.path.join(folder, "1"), "actor.num_nodes": 1, "actor.num_gpus_per_node": 2, "vllm.num_engines": 1,
                  "vllm.tensor_parallel_size": 1, "vllm.gpu_memory_utilization": 0.2, "ds.attn_implementation": "eager",
                  "data.prompt_dataset": rows, "data.input_key": "input", "reward.remote_url": reward, "algo.kl.init_coef": 0,

@@ -21,6 +21,7 @@ import ray  # noqa: E402
 from ray.exceptions import ActorDiedError, RayTaskError  # noqa: E402
 
 from ray_actors import Rollout, Trainer  # noqa: E402
+from ray_cluster import environment  # noqa: E402
 
 GET_SECONDS = 300
 
@@ -32,10 +33,7 @@ def cluster(module_scope):
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("HOME", world.unique("home"))
-            os.makedirs(os.environ["HOME"])
-            patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (package(), HERE, os.environ.get("PYTHONPATH")))))
-            for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_memory_monitor_refresh_ms", "0"), ("GLOO_SOCKET_IFNAME", "lo")):
+            for name, value in environment(world.unique("home")).items():
                 patch.setenv(name, value)
             ray.init(num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, _temp_dir=folder)
             yield
@@ -84,7 +82,7 @@ def run(cluster):
     assert not os.path.ismount(run.path)
     for actor in run.trainers + run.rollouts:
         ray.kill(actor)
-    world.wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "Ray to end its actors")
+    world.wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "Ray to end its actors", GET_SECONDS)
 
 
 def test_updates(run):
@@ -124,17 +122,15 @@ def test_trainer_is_killed(run):
     before = run.updated()
     said = world.unique("said")
     told = run.trainers[0].sync.remote(stops_at="2.weight", said=said)
-    rest = run.trainers[1].sync.remote(stops_at="2.weight", said=world.unique("said"))
+    _rest = run.trainers[1].sync.remote(stops_at="2.weight", said=world.unique("said"))
     load = run.rollouts[0].load.remote(told)
-    world.wait_for(lambda: os.path.exists(said), "the gather")
+    world.wait_for(lambda: os.path.exists(said), "the gather", GET_SECONDS)
     ray.kill(run.trainers[0])
     with pytest.raises((ActorDiedError, RayTaskError), match="died|killed"):
         get(load)
     assert get([r.serves.remote() for r in run.rollouts]) == [before] * 2
     ray.kill(run.trainers[1])
-    del rest
     run.trainers = run.new_trainers()
     run.updated()
-    run.updated("sync")
 
 

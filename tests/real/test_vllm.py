@@ -25,6 +25,12 @@ def test_reload(w):
         w.check(w.server, version)
 
 
+def test_sleep(w):
+    "on a CPU it has no sleep mode: sleep= is refused, and says why"
+    assert w.refused(f"engine add asleep vllm {w.server.url} sleep=1", f"{MODEL}/ctl") == "EPROTO"
+    assert "--enable-sleep-mode" in w.last_error()
+
+
 def test_incomplete(w):
     "why there is a gate: vLLM accepts a checkpoint without a tensor and serves a mix"
     w.server.reload(w.folder("missing"))  # equals version 2 except for the missing tensor

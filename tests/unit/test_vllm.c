@@ -304,6 +304,32 @@ static void test_vllm_without_routes(void **state)
     bad_server_stop(s);
 }
 
+/* A vLLM without its sleep mode, as on a CPU: its routes are there and do nothing. */
+static void test_vllm_stays_awake(void **state)
+{
+    static const struct bad_step steps[] = {
+        {"GET /version", BAD_JSON, 200, "{\"version\":\"0.32.0\"}"},
+        {"GET /collective_rpc", BAD_JSON, 405, "{}"},
+        {"GET /wake_up", BAD_JSON, 405, "{}"},
+        {"GET /is_paused", BAD_JSON, 200, "{\"is_paused\":false}"},
+        {"GET /is_sleeping", BAD_JSON, 200, "{\"is_sleeping\":false}"},
+        {"GET /v1/models", BAD_JSON, 200, "{\"data\":[]}"},
+        {"GET /server_info", BAD_JSON, 200,
+         "{\"vllm_config\":{\"model_config\":{\"enable_sleep_mode\":false}}}"}};
+    struct ws_engine_serving now;
+    char url[64];
+    struct bad_server *s = bad_server_start(steps, LENGTH(steps));
+    struct ws_engine_target t = {.http = engine_http, .url = url, .timeout_ms = 5000};
+
+    (void)state;
+    snprintf(url, sizeof(url), "http://127.0.0.1:%u", bad_server_port(s));
+    assert_int_equal(ws_engine_vllm.probe(&t, &facts, &now, &err), 0);
+    t.sleep = WS_SLEEP_LOSES;
+    assert_int_equal(ws_engine_vllm.probe(&t, &facts, &now, &err), -EPROTO);
+    assert_non_null(strstr(err.text, "leave sleep= out"));
+    bad_server_stop(s);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, engine_setup, engine_teardown)
 
 int main(void)
@@ -320,6 +346,7 @@ int main(void)
         TEST(test_vllm_resume_in_a_pause),
         TEST(test_vllm_images),
         TEST(test_vllm_without_routes),
+        TEST(test_vllm_stays_awake),
     };
 
     cmocka_set_message_output(CM_OUTPUT_TAP);

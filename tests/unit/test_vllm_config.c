@@ -60,6 +60,23 @@ static void test_reloads_on_a_cpu(void **state)
     }
 }
 
+static void test_sleep_mode(void **state)
+{
+    static const struct {
+        const char *config;
+        bool stays_awake;
+    } cases[] = {{SAYS("\"model_config\":{\"enable_sleep_mode\":false}"), true},
+                 {SAYS("\"model_config\":{\"enable_sleep_mode\":true}"), false},
+                 {SAYS(CT), false}, /* nor does it say */
+                 {NULL, false}};
+    struct ws_engine_facts facts;
+    (void)state;
+    for (size_t i = 0; i < LENGTH(cases); i++) {
+        read_config(cases[i].config, NULL, &facts);
+        assert_int_equal(facts.stays_awake, cases[i].stays_awake);
+    }
+}
+
 /* A busy one that does not answer in time has not said that it runs on no CPU: it is asked again. */
 static void test_answers_late(void **state)
 {
@@ -181,8 +198,8 @@ static void test_draft_and_adapters(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_reloads_on_a_cpu), TEST(test_answers_late),       TEST(test_int8_weights),
-        TEST(test_experts),          TEST(test_draft_and_adapters),
+        TEST(test_reloads_on_a_cpu), TEST(test_sleep_mode), TEST(test_answers_late),
+        TEST(test_int8_weights),     TEST(test_experts),    TEST(test_draft_and_adapters),
     };
     cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests_name("vllm_config", tests, NULL, NULL);
