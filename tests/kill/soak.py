@@ -67,6 +67,14 @@ class Daemons:
         return [self.of[name] for name in self.paths]
 
 
+def served(engine):
+    """The version that it says it serves; 0: it did not answer this time, as on a machine that is busy with other things."""
+    try:
+        return int(engine.serves())
+    except OSError:
+        return 0
+
+
 class Soak:
     def __init__(self):
         self.daemons, self.version, self.wrong = Daemons(), 0, []
@@ -93,7 +101,7 @@ class Soak:
         """Seconds until every engine served it, or a later one; None: not in time."""
         began = time.monotonic()
         while time.monotonic() - began < seconds:
-            if all(int(e.serves()) >= version for e in self.engines):
+            if all(served(e) >= version for e in self.engines):
                 return time.monotonic() - began
             time.sleep(0.02)
         return None
@@ -103,7 +111,7 @@ class Soak:
         self.step()
         took = self.wait_all(self.version, BEHIND)
         if took is None:
-            self.wrong.append(f"version {self.version} was not served by all engines after {BEHIND} s: {[e.serves() for e in self.engines]}")
+            self.wrong.append(f"version {self.version} was not served by all engines after {BEHIND} s: {[served(e) for e in self.engines]}")
         self.steps.append(time.monotonic() - began)
 
     def check(self):
