@@ -155,9 +155,11 @@ static size_t value_bytes(const char *text, const char *p)
 /* Of a private key in PEM that begins at p, as far as it goes; cut where it has no end. */
 static size_t key_bytes(const char *p)
 {
-    static const char begin[] = "-----BEGIN ";
-    const char *line_end = strchr(p, '\n'), *name = strstr(p, "PRIVATE KEY-----");
-    if (strncmp(p, begin, sizeof(begin) - 1) != 0 || !name || (line_end && name > line_end))
+    static const char begin[] = "-----BEGIN ", kind[] = "PRIVATE KEY-----";
+    if (strncmp(p, begin, sizeof(begin) - 1) != 0)
+        return 0;
+    const char *name = memmem(p, strcspn(p, "\n"), kind, sizeof(kind) - 1);
+    if (!name)
         return 0;
     const char *end = strstr(name, "-----END "), *last = end ? strstr(end, "KEY-----") : NULL;
     return last ? (size_t)(last - p) + strlen("KEY-----") : strlen(p);
@@ -192,8 +194,7 @@ static size_t query_bytes(const char *text, const char *p)
         return 0;
     while (begin > text && !ends_word(begin[-1]))
         begin--;
-    const char *scheme = strstr(begin, "://");
-    if (!(scheme && scheme < p))
+    if (!memmem(begin, (size_t)(p - begin), "://", 3))
         return 0;
     size_t n = 0;
     while (!ends_word(p[n]))
