@@ -221,8 +221,9 @@ static void print_engine(const struct ws_engine *e, const char *run, FILE *f)
 {
     fprintf(f, "%s %s ", e->name, ws_engine_state_name(e->condition.state));
     print_served(e, run, f);
-    fprintf(f, " %s %s pause=%.3f pauses=%" PRIu64 " paused=%.3f", e->ops->kind, e->url ? e->url : "-",
-            e->pause_seconds, ws_histogram_count(&e->pauses), e->pauses.sum);
+    fprintf(f, " %s %s pause=%.3f", e->ops->kind, e->url ? e->url : "-", e->pause_seconds);
+    if (ws_histogram_count(&e->pauses))
+        fprintf(f, " pauses=%" PRIu64 " paused=%.3f", ws_histogram_count(&e->pauses), e->pauses.sum);
     if (e->facts.draft[0])
         fprintf(f, " draft=%s", e->facts.draft);
     print_members(e, f);

@@ -300,7 +300,11 @@ const struct cli_command cmd_status = {
     .name = "status",
     .summary = "show what a mount serves: versions, engines, sources, memory",
     .synopsis = "[OPTIONS] [MODEL]\n[OPTIONS] DIR [MODEL]",
-    .description = "What the status and engines files of the mount say, as tables or as JSON.",
+    .description = "What the files status, engines and last_error of the mount say, as tables or as JSON. "
+                   "JSON has what the "
+                   "files history say, too: how the last versions came and when they were loaded; "
+                   "wsync-control(7) has its "
+                   "keys.",
     .examples = "wsync status -w\nwsync status /wsync actor\nwsync status --json | jq .models[0].current",
     .options = status_options,
     .max_words = 2,

@@ -27,7 +27,7 @@
 #define PART_BYTES   (4UL << 20) /* of one file of the archive */
 #define LINES        1000
 #define MAX_WORDS    12
-#define MAX_MOUNTS   16
+#define MAX_MOUNTS   64
 #define SELF         "/proc/self/exe"
 #define CONTENT_NOTE "Secrets were removed as wsync-support(1) says. Read it before you send it.\n"
 
@@ -35,7 +35,7 @@ static const struct cli_option options[] = {
     AGENTS_OPTIONS,
     {"out", 'o', "FILE", "the archive; default wsync-support-TIME.tar.zst in this folder"},
     {"log", 0, "FILE", "the last lines of this log or settings file, too; may be given several times"},
-    {"mount", 0, "DIR", "this mount and no other; may be given several times; default all, 16 at most"},
+    {"mount", 0, "DIR", "this mount and no other; may be given several times; default all, 64 at most"},
     {"settings", 0, "DIR", "the folder of this host's settings; default /etc/wsync"},
     {"lines", 'n', "N", "of each log and of each mount's events; default 1000", 1, 100000},
     {0},
@@ -82,12 +82,13 @@ static char *read_until(int fd, uint64_t end_ms, bool *late)
     return text;
 }
 
-/* Adds what `wsync WORDS` prints, and returns it, to be freed. */
-static char *add_command(struct support *s, const char *name, const char *const words[], unsigned seconds)
+/* Adds what `wsync WORDS` prints, and returns it, to be freed; *late: it was ended for its time. */
+static char *add_command(struct support *s, const char *name, const char *const words[], unsigned seconds,
+                         bool *late)
 {
     char *argv[MAX_WORDS] = {(char *)(uintptr_t) "wsync"};
     int pipes[2];
-    bool late = false;
+    *late = false;
     for (size_t i = 0; words[i] && i + 2 < MAX_WORDS; i++)
         argv[i + 1] = (char *)(uintptr_t)words[i];
     fflush(stdout);
@@ -102,14 +103,14 @@ static char *add_command(struct support *s, const char *name, const char *const 
     }
     close(pipes[1]);
     char *text = pid < 0 ? strdup("it could not be started\n")
-                         : read_until(pipes[0], ws_clock_ms() + seconds * 1000ULL, &late);
+                         : read_until(pipes[0], ws_clock_ms() + seconds * 1000ULL, late);
     close(pipes[0]);
-    if (pid > 0 && late)
+    if (pid > 0 && *late)
         (void)kill(pid, SIGKILL); /* one that the kernel keeps is left behind */
     if (pid > 0)
-        (void)waitpid(pid, NULL, late ? WNOHANG : 0);
+        (void)waitpid(pid, NULL, *late ? WNOHANG : 0);
     add(s, name, text);
-    if (late)
+    if (*late)
         fprintf(stderr, "wsync support: 'wsync %s' was ended after %u s; what it had said is in %s\n",
                 words[0], seconds, name);
     return text;
@@ -219,6 +220,7 @@ static void add_mounts(struct support *s)
 {
     char name[64];
     unsigned n = 0, more = 0;
+    bool hangs;
     FILE *f = setmntent("/proc/self/mounts", "re");
     for (struct mntent *m; f && (m = getmntent(f));) {
         if (!is_wanted(s, m))
@@ -230,11 +232,12 @@ static void add_mounts(struct support *s)
         const char *const status[] = {"status", "--json", "--mount", m->mnt_dir, NULL};
         const char *const events[] = {"events", "--raw", "-n", s->lines, "--mount", m->mnt_dir, NULL};
         snprintf(name, sizeof(name), "mounts/%u/status.json", n);
-        char *text = add_command(s, name, status, COMMAND_S);
+        char *text = add_command(s, name, status, COMMAND_S, &hangs);
         find_settings_of(s, text);
         free(text);
         snprintf(name, sizeof(name), "mounts/%u/events.txt", n++);
-        free(add_command(s, name, events, COMMAND_S));
+        if (!hangs)
+            free(add_command(s, name, events, COMMAND_S, &hangs));
     }
     if (f)
         endmntent(f);
@@ -320,6 +323,7 @@ static int run(const struct cli_args *args)
     struct support s = {.args = args, .redact = redact_new()};
     struct ws_error err;
     char usual[64];
+    bool late;
     const time_t now = time(NULL);
     struct tm tm;
     (void)gmtime_r(&now, &tm);
@@ -330,9 +334,10 @@ static int run(const struct cli_args *args)
         return cli_fail("%s", err.text);
     know_secrets(&s);
     add(&s, "README.txt", CONTENT_NOTE);
-    free(add_command(&s, "version.txt", (const char *const[]){"version", NULL}, COMMAND_S));
+    free(add_command(&s, "version.txt", (const char *const[]){"version", NULL}, COMMAND_S, &late));
     free(add_command(&s, "doctor.json",
-                     (const char *const[]){"doctor", "--json", "--timeout", DOCTOR_S, NULL}, COMMAND_S + 60));
+                     (const char *const[]){"doctor", "--json", "--timeout", DOCTOR_S, NULL}, COMMAND_S + 60,
+                     &late));
     add_file(&s, "kernel.txt", "/proc/version");
     add_file(&s, "memory.txt", "/proc/meminfo");
     add_file(&s, "mounts.txt", "/proc/self/mounts");

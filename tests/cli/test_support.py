@@ -133,6 +133,17 @@ LAST=kept
     assert files[f"settings{kept}"[:9 + 90]].startswith("wsync-settings 1"), list(files)
 
 
+def test_large_log():
+    "a log of several MiB costs a time that grows as its size does, and is cut at its begin"
+    log, out = unique("large"), unique("large") + ".tar.zst"
+    line = 'level http GET path=/v1/models who="rack" token=abcdefgh took=1.5 : "x" -----BEGIN CERTIFICATE----- \n'
+    with open(log, "w") as f:
+        f.write(line * (6 << 20 >> 7))
+    wsync("support", "--agent", "http://127.0.0.1:9", "--out", out, "--log", log, "-n", 100000, timeout=200 * SLOW)
+    text = unpack(out)["logs/0.txt"]
+    assert len(text) > 2 << 20 and "abcdefgh" not in text and "token=[removed]" in text
+
+
 def test_mount_that_stands_still():
     "a mount whose daemon is stopped costs its bound, the archive is there, and says so; the other mount's part is whole"
     agent = Agent()

@@ -7,7 +7,10 @@ compared, and what each daemon takes (memory of its own, descriptors, threads) a
 engine are a row of build/soak.jsonl. Every UPGRADE seconds one daemon in turn is ended and started again from OTHER, or from the build
 again, whichever it did not run.
 
-    make soak SECONDS=7200          OTHER=/path/to/another/wsync UPGRADE=600 STEP=1 ELEMENTS=8388608
+    make soak SECONDS=7200          OTHER=/path/to/another/wsync UPGRADE=600 STEP=1 ELEMENTS=8388608 CACHE=1G
+
+Each mount has CACHE for versions, so that it evicts old ones soon: else its memory and its descriptors, one a version, would grow for
+as long as there is memory.
 
 It can be stopped and begun again: rows are added, and the table at the end compares the first and the last of all runs with the same
 settings. It ends with 1 where a byte was wrong or an engine was left behind for longer than BEHIND seconds; growth it prints, for a person."""
@@ -24,7 +27,7 @@ from world import *  # noqa: E402
 
 SECONDS, UPGRADE, STEP = (float(os.environ.get(n, d)) for n, d in (("SECONDS", 7200), ("UPGRADE", 600), ("STEP", 1)))
 ELEMENTS, BEHIND = int(os.environ.get("ELEMENTS", 8 << 20)), float(os.environ.get("BEHIND", 60))
-OTHER = os.environ.get("OTHER", WSYNC)
+OTHER, CACHE = os.environ.get("OTHER", WSYNC), os.environ.get("CACHE", "1G")
 ROWS = os.path.join(BUILD, "soak.jsonl")
 EVERY = 60  # seconds: a look
 
@@ -53,9 +56,9 @@ class Daemons:
     def start(self, name, command):
         self.command[name] = command
         make = {"agent": lambda kind: kind(**self.agent_place),
-                "mount1": lambda kind: kind(self.of["agent"].url, "prefetch", path=self.paths[name]),
-                "mount2": lambda kind: kind(self.of["agent"].url, "prefetch", port=self.relay_port, path=self.paths[name]),
-                "mount3": lambda kind: kind(f"http://127.0.0.1:{self.relay_port},{self.of['agent'].url}", "prefetch", path=self.paths[name])}[name]
+                "mount1": lambda kind: kind(self.of["agent"].url, f"prefetch,cache={CACHE}", path=self.paths[name]),
+                "mount2": lambda kind: kind(self.of["agent"].url, f"prefetch,cache={CACHE}", port=self.relay_port, path=self.paths[name]),
+                "mount3": lambda kind: kind(f"http://127.0.0.1:{self.relay_port},{self.of['agent'].url}", f"prefetch,cache={CACHE}", path=self.paths[name])}[name]
         kind = {"agent": Agent, "mount2": Relay}.get(name, Mount)
         self.of[name] = make(type(kind.__name__, (kind,), {"command": command}))
 
@@ -65,6 +68,14 @@ class Daemons:
 
     def mounts(self):
         return [self.of[name] for name in self.paths]
+
+
+def served(engine):
+    """The version that it says it serves; 0: it did not answer this time, as on a machine that is busy with other things."""
+    try:
+        return int(engine.serves())
+    except OSError:
+        return 0
 
 
 class Soak:
@@ -93,7 +104,7 @@ class Soak:
         """Seconds until every engine served it, or a later one; None: not in time."""
         began = time.monotonic()
         while time.monotonic() - began < seconds:
-            if all(int(e.serves()) >= version for e in self.engines):
+            if all(served(e) >= version for e in self.engines):
                 return time.monotonic() - began
             time.sleep(0.02)
         return None
@@ -103,7 +114,7 @@ class Soak:
         self.step()
         took = self.wait_all(self.version, BEHIND)
         if took is None:
-            self.wrong.append(f"version {self.version} was not served by all engines after {BEHIND} s: {[e.serves() for e in self.engines]}")
+            self.wrong.append(f"version {self.version} was not served by all engines after {BEHIND} s: {[served(e) for e in self.engines]}")
         self.steps.append(time.monotonic() - began)
 
     def check(self):
@@ -115,7 +126,7 @@ class Soak:
 
     def look(self, began):
         steps = sorted(self.steps) or [0]
-        row = {"settings": [ELEMENTS, STEP, OTHER != WSYNC], "second": round(time.monotonic() - began), "version": self.version, "step_median_s": round(steps[len(steps) // 2], 3),
+        row = {"settings": [ELEMENTS, STEP, OTHER != WSYNC, CACHE], "second": round(time.monotonic() - began), "version": self.version, "step_median_s": round(steps[len(steps) // 2], 3),
                "step_max_s": round(steps[-1], 3), **{name: taken(d.pid) for name, d in self.daemons.of.items()}}
         self.steps = []
         with open(ROWS, "a") as f:

@@ -54,6 +54,10 @@ def test_hostile_and_old_reports():
     for machine in (7, [], "x", {"wsync": 1, "memory": "x", "now_us": "y", "mtu": -1}, {"unknown": {"a": "b" * 5000}}):
         post(agent, machine=machine)
         assert fleet(agent)[0] == 0
+    for said in (7, [], {"how": 1, "moved": -5}, {"how": "h\x1b[2J" * 500, "moved": 2**62, "other": "x"}):
+        post(agent, came=said, last_error=said)
+        assert len(json.dumps(mounts_of(agent)["hostile:/wsync"])) < 8192
+    assert "other" not in mounts_of(agent)["hostile:/wsync"]["came"] and "\x1b" not in mounts_of(agent)["hostile:/wsync"]["came"]["how"]
     post(agent, machine={"wsync": "v\x1b[2J" + "x" * 10000, "link": 2**62, "memory": 2**62, "now_us": 1, "unknown": "u" * 1000})
     kept = mounts_of(agent)["hostile:/wsync"]["machine"]
     assert len(json.dumps(kept)) < 4096 and "unknown" not in kept and "\x1b" not in kept["wsync"], kept

@@ -105,6 +105,9 @@ def test_browser():
     browser.type(token)
     browser.wait(["Live.", "n0:", "n1:", "n2:", "actor/1", "aborted", "(waiting)", "(failed: engine e2", hostile], 30)
     browser.picture(os.path.join(os.environ["TESTDIR"], "agent.png"))
+    releases = json.loads(client.ask("GET", "/v1/releases")[1])
+    releases = releases if isinstance(releases, list) else releases["releases"]
+    assert all(r["id"] > 1 << 53 and str(r["id"]) in browser.text() for r in releases), "JavaScript has rounded a release's number"
     assert browser.run("window.hurt") is None and browser.run("document.querySelectorAll('main img').length") == 0
     assert browser.run("[...document.querySelectorAll('table')].every(t => t.caption.textContent && t.querySelector('th[scope=col]'))")
     assert browser.run("localStorage.length") == 0 and token not in browser.run("location.href + document.cookie")

@@ -100,6 +100,7 @@ function show(title, columns, rows) {
   if (!table) {
     table = make("table");
     table.setAttribute("role", "table");
+    if (columns.length === 2) table.className = "pairs";
     table.append(make("caption", title), make("thead"), make("tbody"));
     const head = make("tr");
     head.setAttribute("role", "row");
@@ -138,7 +139,8 @@ async function get(path) {
 async function json(path) {
   const reply = await get(path);
   if (!reply.ok) throw new Error(`GET ${path} was answered ${reply.status}`);
-  return reply.json();
+  // Numbers that are too large for JavaScript's own stay the text that they were (where the browser tells it).
+  return JSON.parse(await reply.text(), (key, value, of) => typeof value === "number" && !Number.isSafeInteger(value) && /^\d+$/.test(of?.source ?? "") ? of.source : value);
 }
 
 // --- an agent ---
