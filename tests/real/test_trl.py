@@ -5,13 +5,14 @@ torch's, and its rollouts are made here; its gathers, syncs and steps are its ow
 import os
 import queue
 import sys
+from types import SimpleNamespace
 
 import numpy
 import pytest
 
 from ground import need
 from package import package
-from world import Agent, Engine, Mount, free_port, tensors_of, unique
+from world import Agent, Engine, Mount, free_port, tensors_of, unique, wait_for
 
 sys.path.insert(0, package())
 need("trl")
@@ -173,6 +174,21 @@ def test_callback_with_an_adapter(place):
         place.mount.wait_version("actor", version)
         same(place.mount.file("actor", version), keep.kept[version])
     assert not os.path.exists(place.mount.file("actor", 2))
+
+
+def test_callback_switches_to_its_own_lineage(place):
+    "also where another trainer has published that number anew meanwhile, in a lineage that is newer"
+    place.mount.write(f"engine add e1 vllm {(engine := Engine(place.mount.file('actor', 1), api='vllm')).url}", "actor/ctl")
+    place.agent.publish("actor", 2, place.start, "--new-run")
+    place.mount.wait_version("actor", 2)
+    place.mount.write("pull 2", "actor/ctl")
+    place.agent.publish("actor", 2, place.start, "--new-run")
+    lineages = wait_for(lambda: [name for name in os.listdir(place.mount.file("actor")) if name.startswith("2@")], "the other lineage")
+    callback = wsync.trl.Callback(None, None, "actor", 1, False, place.mount.path, False, 30, {})
+    callback._mount, callback._pub = wsync.mount(path=place.mount.path), SimpleNamespace(run=lineages[0].removeprefix("2@"), close=lambda: None)
+    callback._switch(2)
+    callback.close()
+    assert engine.serves(whole=True) == lineages[0]
 
 
 def test_callback_whose_engine_refuses(place):

@@ -132,12 +132,14 @@ class Callback(TrainerCallback):
         self._step = state.global_step
 
     def _switch(self, version: int) -> None:
-        folder = os.path.dirname(self._mount.folder(self._model, f"{version}@{self._pub.run}", self._timeout))
+        found = self._mount.folder(self._model, f"{version}@{self._pub.run}", self._timeout)
+        name = str(version) if os.path.islink(found) else os.path.basename(found)  # no link: the number is a newer lineage's by now
+        folder = os.path.dirname(found)
         path = os.path.join(folder, "version")
         try:
             control = os.open(path, os.O_WRONLY)
             try:
-                os.write(control, str(version).encode())  # returns when the engines serve it
+                os.write(control, name.encode())  # returns when the engines serve it
             finally:
                 os.close(control)
         except OSError as e:
