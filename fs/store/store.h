@@ -196,6 +196,8 @@ const char *ws_version_lineage(const struct ws_version *v);
 void ws_version_name(struct ws_version *v, char out[WS_MAX_NAME + 1]); /* its directory name now */
 /* Has it that name for who looks? Not where its framework has deleted it, and no engine of this mount needs it. */
 bool ws_version_is_shown(struct ws_version *v);
+/* It where it is shown; else NULL, and the reference is gone. NULL is fine. */
+struct ws_version *ws_version_if_shown(struct ws_version *v);
 enum ws_version_state ws_version_state(struct ws_version *v);
 /* Is it still in its model's list? Once false it stays so: DROPPING. */
 bool ws_version_is_named(struct ws_version *v);

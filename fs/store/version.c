@@ -379,6 +379,14 @@ bool ws_version_is_shown(struct ws_version *v)
     return !hidden;
 }
 
+struct ws_version *ws_version_if_shown(struct ws_version *v)
+{
+    if (!v || ws_version_is_shown(v))
+        return v;
+    ws_version_put(v);
+    return NULL;
+}
+
 bool ws_version_is_named(struct ws_version *v)
 {
     pthread_mutex_lock(&v->store->lock);
