@@ -56,7 +56,7 @@ def test_archive():
     assert "WSYNC_TEST_SECRET is set" in files["environment.txt"]
     assert json.loads(files["agent/status.json"])["models"][0]["name"] == "actor"
     assert json.loads(files["doctor.json"])["checks"] and files["version.txt"].startswith("wsync 0.")
-    mine = [n for n in files if n.endswith("status.json") and mount.path in files[n]]
+    mine = [n for n in files if n.startswith("mounts/") and n.endswith("status.json") and mount.path in files[n]]
     assert mine and "ready model=actor version=1" in files[mine[0].replace("status.json", "events.txt")], list(files)
     assert sum(map(len, files.values())) < 40 << 20
 
