@@ -10,6 +10,7 @@
 #include "fs/fuse/ops_checked.h"
 #include "fs/fuse/outside.h"
 #include "fs/fuse/readers.h"
+#include "fs/fuse/reads.h"
 #include "fs/fuse/version_cache.h"
 #include "fs/heart.h"
 #include "fs/kept.h"
@@ -30,20 +31,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/capability.h>
-#include <linux/mount.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/sysmacros.h>
-#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define READ_AHEAD_KB    4096  /* of mounts that do not learn what is read */
 #define BEGIN_MS         10000 /* for the kernel to begin with a mount that is there */
 #define FORMER_NS        (10 * WS_SECOND_NS)
 #define FIRST_CONTACT_MS 3000 /* a mount whose source is down comes up all the same, after this */
@@ -51,99 +46,7 @@
     2000 /* for the link `current` of a next daemon, unless all of its version has to come again */
 #define MAX_WORKERS 16
 
-/* --- how complete files will be read --- */
-
-static bool may_administer(void)
-{
-    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
-    struct __user_cap_data_struct data[2] = {{0}};
-    if (syscall(SYS_capget, &head, data) != 0)
-        return false;
-    return data[CAP_SYS_ADMIN / 32].effective >> (CAP_SYS_ADMIN % 32) & 1;
-}
-
-static bool kernel_passes_through(void)
-{
-    struct utsname u;
-    uint64_t major, minor;
-    const char *at = u.release;
-    return uname(&u) == 0 && ws_text_digits(&at, &major) == 0 && *at++ == '.' &&
-           ws_text_digits(&at, &minor) == 0 && (major > 6 || (major == 6 && minor >= 9));
-}
-
-bool ws_session_lacks_privilege(void)
-{
-    return !may_administer();
-}
-
-const char *ws_session_lacks_passthrough(void)
-{
-    if (!WS_HAVE_PASSTHROUGH)
-        return "libfuse is older than 3.17";
-    if (!kernel_passes_through())
-        return "Linux is older than 6.9";
-    return may_administer() ? NULL : "CAP_SYS_ADMIN is missing";
-}
-
-/* Before mounting: what can be hoped for, and why not better. */
-static enum ws_reads choose_reads(const struct ws_mount_options *o, char *why, size_t cap)
-{
-    const char *lack = ws_session_lacks_passthrough();
-    snprintf(why, cap, "%s", "");
-    if ((o->reads == WS_READS_AUTO && !lack) || (o->reads == WS_READS_PASSTHROUGH && !lack))
-        return WS_READS_PASSTHROUGH;
-    if (o->reads == WS_READS_LINK || o->reads == WS_READS_AUTO || o->reads == WS_READS_PASSTHROUGH) {
-        snprintf(why, cap, "%s", o->reads == WS_READS_LINK ? "as asked for" : lack);
-        if (o->store.copies != WS_COPIES_TWO &&
-            o->reads != WS_READS_LINK) /* which are opened without the daemon */
-            return WS_READS_CACHED;
-        if (may_administer() && !o->run_as.name && ws_region_tmpfs() >= 0)
-            return WS_READS_LINK;
-        snprintf(why, cap, "%s; no links either: a tmpfs cannot be mounted", lack ? lack : "as asked for");
-        return WS_READS_CACHED;
-    }
-    snprintf(why, cap, "as asked for");
-    return WS_READS_CACHED;
-}
-
-static void describe_reads(struct ws_fs *fs, const char *why)
-{
-    static const char *const speed[] = {[WS_READS_PASSTHROUGH] = "",
-                                        [WS_READS_LINK] = "",
-                                        [WS_READS_CACHED] = " (slower, and pages are held twice)"};
-    if (why[0]) {
-        snprintf(fs->mode_text, sizeof(fs->mode_text), "%s%s: %s", ws_reads_name(fs->reads), speed[fs->reads],
-                 why);
-        ws_log(WS_LOG_WARN, "mount", "complete files are read by %s", fs->mode_text);
-    } else {
-        snprintf(fs->mode_text, sizeof(fs->mode_text), "%s", ws_reads_name(fs->reads));
-    }
-}
-
 /* --- after the session answers --- */
-
-static int open_read_ahead(dev_t dev)
-{
-    char path[128];
-    snprintf(path, sizeof(path), "/sys/class/bdi/%u:%u/read_ahead_kb", major(dev), minor(dev));
-    return open(path, O_WRONLY | O_CLOEXEC);
-}
-
-static void set_read_ahead(struct ws_fs *fs, int kb)
-{
-    if (fs->read_ahead < 0)
-        return;
-    (void)dprintf(fs->read_ahead, "%d\n", kb);
-    close(fs->read_ahead);
-    fs->read_ahead = -1;
-}
-
-static int mount_regions(const struct ws_fs *fs)
-{
-    char path[4200];
-    snprintf(path, sizeof(path), "%s/" WS_REGIONS_NAME, fs->options.mountpoint);
-    return ws_outside_attach(ws_region_tmpfs(), path);
-}
 
 /* Closes the kernel's end and no more. The descriptor stays taken, by a pipe without a reader. Replies of
  * requests that are parked in the store fail on it; libfuse, which polls it before it unmounts by path, finds
@@ -246,22 +149,7 @@ static void *finish_start(void *arg)
         end_connection(fs);
         return NULL;
     }
-    if (fs->reads == WS_READS_PASSTHROUGH) {
-        int probe = ws_version_cache_probe(fs);
-        if (probe < 0) {
-            fs->reads = WS_READS_CACHED;
-            describe_reads(fs, strerror(-probe));
-        }
-    }
-    if (fs->reads == WS_READS_LINK) {
-        int linked = mount_regions(fs);
-        atomic_store(&fs->has_links, linked == 0);
-        if (linked < 0) {
-            fs->reads = WS_READS_CACHED;
-            describe_reads(fs, strerror(-linked));
-        }
-    }
-    set_read_ahead(fs, ws_store_learns(fs->store) ? WS_LEARNED_AHEAD_KB : READ_AHEAD_KB);
+    ws_reads_settle(fs);
     ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
     (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
     if (s->ready_pipe >= 0 && write(s->ready_pipe, &s->rc, sizeof(s->rc)) != (ssize_t)sizeof(s->rc))
@@ -455,7 +343,7 @@ static int start_session(struct ws_fs *fs, struct ws_error *err)
     if (rc < 0)
         return ws_error_set(err, -rc, "cannot mount on %s: what is there now cannot be told: %s",
                             o->mountpoint, strerror(-rc));
-    fs->read_ahead = open_read_ahead(fs->place.dev);
+    ws_reads_open_ahead(fs);
     return 0;
 }
 
@@ -722,7 +610,6 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     struct ws_fs fs = {.options = *o, .settings = -1, .read_ahead = -1, .beacon = -1};
     struct starter s = {.fs = &fs, .ready = ready, .ready_pipe = ready_pipe};
     sigset_t signals;
-    char why[160];
     int rc = check_copies(o, err);
     if (rc == 0)
         rc = check_topology(o, err);
@@ -738,8 +625,7 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     pthread_mutex_init(&fs.lock, NULL);
     ws_side_init(&fs.side);
     clock_gettime(CLOCK_REALTIME, &fs.start);
-    fs.reads = choose_reads(o, why, sizeof(why));
-    describe_reads(&fs, why);
+    ws_reads_choose(&fs);
     bool is_daemon = true;
     rc = check_reach(o, err);
     if (rc == 0)
