@@ -1,13 +1,12 @@
 #include "fs/session.h"
 #include "fs/background.h"
+#include "fs/connection.h"
 #include "fs/ending.h"
-#include "fs/fuse/beacon.h"
 #include "fs/fuse/broker.h"
 #include "fs/fuse/fs.h"
 #include "fs/fuse/given.h"
 #include "fs/fuse/invalidate.h"
 #include "fs/fuse/life.h"
-#include "fs/fuse/ops_checked.h"
 #include "fs/fuse/outside.h"
 #include "fs/fuse/readers.h"
 #include "fs/fuse/reads.h"
@@ -48,45 +47,6 @@
 
 /* --- after the session answers --- */
 
-/* Closes the kernel's end and no more. The descriptor stays taken, by a pipe without a reader. Replies of
- * requests that are parked in the store fail on it; libfuse, which polls it before it unmounts by path, finds
- * an error and does not. The session is over for libfuse too, which else prints each reply that fails. */
-static void cut(struct ws_fs *fs)
-{
-    int ends[2];
-    fuse_session_exit(fs->session);
-    if (pipe2(ends, O_CLOEXEC) != 0)
-        return;
-    close(ends[0]);
-    (void)dup3(ends[1], fuse_session_fd(fs->session), O_CLOEXEC);
-    close(ends[1]);
-}
-
-/* Unmounts lazily, with link mode's tmpfs below it, and ends the connection. No thread answers requests any
- * more, so every process and thread that waits for an answer (finish_start's stat, an invalidation) has to be
- * let go. The descriptor stays taken, because requests that are parked in the store still reply to it. What is
- * at the path and is not ours, as a successor's mount after a lazy unmount, is left alone. */
-static void end_connection(struct ws_fs *fs)
-{
-    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&one_at_a_time);
-    int rc = fs->broker ? ws_broker_detach(fs->broker) : ws_place_detach(&fs->place);
-    if (rc ==
-        -EPERM) /* not root: libfuse's helper unmounts, and closing the descriptor ends the connection */
-        fuse_session_unmount(fs->session);
-    else if (rc < 0) {
-        cut(fs);
-        ws_supervised_say(WS_WORD_CUT);
-    }
-    pthread_mutex_unlock(&one_at_a_time);
-}
-
-/* libfuse forgets that its session has exited when its loop returns. */
-static bool is_over(const struct ws_fs *fs)
-{
-    return atomic_load(&fs->has_ended) || fuse_session_exited(fs->session);
-}
-
 /* A reader may have a former daemon's answer, and not have looked at what is passed through by it yet. */
 static void close_former(struct ws_fs *fs)
 {
@@ -94,9 +54,9 @@ static void close_former(struct ws_fs *fs)
     const uint64_t until = ws_clock_ns() + FORMER_NS;
     if (ws_life_former_passed() == 0)
         return;
-    while (ws_clock_ns() < until && !is_over(fs))
+    while (ws_clock_ns() < until && !ws_connection_is_over(fs))
         (void)nanosleep(&wait, NULL);
-    if (!is_over(fs))
+    if (!ws_connection_is_over(fs))
         ws_version_cache_close_former(fs, ws_life_former_passed());
 }
 
@@ -111,7 +71,7 @@ struct starter {
 static int wait_begun(const struct ws_fs *fs)
 {
     const struct timespec wait = {.tv_nsec = WS_MS_NS};
-    for (unsigned ms = 0; ms < BEGIN_MS && !is_over(fs); ms++) {
+    for (unsigned ms = 0; ms < BEGIN_MS && !ws_connection_is_over(fs); ms++) {
         if (atomic_load(&fs->has_begun))
             return 0;
         (void)nanosleep(&wait, NULL);
@@ -146,7 +106,7 @@ static void *finish_start(void *arg)
     if (s->rc < 0) {
         (void)unseen(s, &why);
         ws_supervised_give_up(&why);
-        end_connection(fs);
+        ws_connection_end(fs);
         return NULL;
     }
     ws_reads_settle(fs);
@@ -261,95 +221,9 @@ static int start_store(struct ws_fs *fs, struct ws_error *err)
     return rc;
 }
 
-/* libfuse takes the descriptor over. */
-static int use_connection(struct ws_fs *fs, int fd, struct ws_error *err)
-{
-    char name[32];
-    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
-    (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK); /* libfuse takes EAGAIN for the end */
-    snprintf(name, sizeof(name), "/dev/fd/%d", fd);
-    return fuse_session_mount(fs->session, name) == 0
-               ? 0
-               : ws_error_set(err, EIO, "libfuse did not take descriptor %d, and said why above", fd);
-}
-
-/* What a supervisor had before it became this binary. */
-static int use_kept(struct ws_fs *fs, const struct ws_kept *k, struct ws_error *err)
-{
-    fs->place = (struct ws_place){fs->options.mountpoint, k->dev, k->fds[WS_KEPT_CONNECTION]};
-    fs->settings = k->fds[WS_KEPT_SETTINGS];
-    fs->beacon = k->fds[WS_KEPT_BEACON];
-    fs->read_ahead = k->fds[WS_KEPT_READ_AHEAD];
-    fs->start = k->start;
-    fs->life = ws_life_open(k->fds[WS_KEPT_LIFE]);
-    if (!fs->life)
-        return ws_error_set(err, EPROTO,
-                            "release %s wrote what its daemons know in another way than %s reads it",
-                            k->release, WS_VERSION);
-    return use_connection(fs, k->fds[WS_KEPT_CONNECTION], err);
-}
-
-/* Where another daemon was faster, its mount is not covered. */
-static int mount_session(struct ws_fs *fs, struct ws_error *err)
-{
-    const struct ws_mount_options *o = &fs->options;
-    const int turn = ws_place_turn(o->mountpoint);
-    int rc = ws_place_check(o->mountpoint, err);
-    errno = 0;
-    if (rc == 0 && fuse_session_mount(fs->session, o->mountpoint) != 0)
-        rc = ws_error_set(
-            err, errno ? errno : EIO, "cannot mount on %s: %s%s", o->mountpoint,
-            errno ? strerror(errno) : "libfuse said why above",
-            o->allow_other && geteuid() ? "; allow_other needs user_allow_other in /etc/fuse.conf" : "");
-    if (turn >= 0)
-        close(turn);
-    return rc;
-}
-
-static int start_session(struct ws_fs *fs, struct ws_error *err)
-{
-    struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
-    char text[4096];
-    const struct ws_mount_options *o = &fs->options;
-    int bad = fuse_opt_add_arg(&args, "wsync");
-    snprintf(text, sizeof(text), "-osubtype=wsync,default_permissions,nosuid,nodev%s%s",
-             o->allow_other ? ",allow_other" : "", o->debug ? ",debug" : "");
-    bad |= fuse_opt_add_arg(&args, text);
-    char name[512];
-    size_t n = 0;
-    for (const char *p = o->fsname ? o->fsname : o->source; *p && n + 2 < sizeof(name); p++) {
-        if (*p == ',' || *p == '\\')
-            name[n++] = '\\';
-        name[n++] = *p;
-    }
-    name[n] = 0;
-    snprintf(text, sizeof(text), "-ofsname=%s", name);
-    bad |= fuse_opt_add_arg(&args, text);
-    const bool given = ws_mount_options_is_given(o);
-    fs->session =
-        bad ? NULL : fuse_session_new(&args, given ? ws_ops_checked() : &ws_fs_ops, sizeof(ws_fs_ops), fs);
-    fuse_opt_free_args(&args);
-    if (!fs->session)
-        return ws_error_set(err, EIO, "libfuse did not start a session");
-    const struct ws_kept *kept = ws_kept();
-    int rc = kept    ? use_kept(fs, kept, err)
-             : given ? use_connection(fs, fs->options.given, err)
-                     : mount_session(fs, err);
-    if (rc < 0 || given || kept)
-        return rc;
-    rc = ws_place_record(&fs->place, o->mountpoint, fuse_session_fd(fs->session));
-    if (rc == 0 && (fs->beacon = ws_beacon_light(fs->place.dev)) < 0) /* the process's end puts it out */
-        ws_log(WS_LOG_DEBUG, "mount", "'wsync umount' will not wait for this daemon's end");
-    if (rc < 0)
-        return ws_error_set(err, -rc, "cannot mount on %s: what is there now cannot be told: %s",
-                            o->mountpoint, strerror(-rc));
-    ws_reads_open_ahead(fs);
-    return 0;
-}
-
 static void cut_here(void *fs)
 {
-    cut(fs);
+    ws_connection_cut(fs);
 }
 
 static int check_supervised(const struct ws_fs *fs, struct ws_error *err)
@@ -518,7 +392,7 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     if (config)
         fuse_loop_cfg_destroy(config);
     ws_ending_over(ending);
-    end_connection(fs);
+    ws_connection_end(fs);
     if (started)
         pthread_join(thread, NULL);
     if (s->rc < 0)
@@ -631,7 +505,7 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     if (rc == 0)
         rc = check_supervised(&fs, err);
     if (rc == 0)
-        rc = start_session(&fs, err);
+        rc = ws_connection_begin(&fs, err);
     if (rc == 0 && kept && kept->is_trial)
         ws_kept_accept();
     if (rc < 0)
@@ -653,7 +527,7 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     else {
         ws_supervised_give_up(err);
         if (fs.session)
-            end_connection(&fs);
+            ws_connection_end(&fs);
     }
     stop(&fs);
     pthread_sigmask(SIG_SETMASK, &signals, NULL);
