@@ -16,6 +16,7 @@
 #include "fs/probes.h"
 #include "fs/pull/lazy.h"
 #include "fs/pull/pull.h"
+#include "fs/readiness.h"
 #include "fs/relay.h"
 #include "fs/supervised.h"
 #include "fs/supervisor.h"
@@ -38,92 +39,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define BEGIN_MS         10000 /* for the kernel to begin with a mount that is there */
-#define FORMER_NS        (10 * WS_SECOND_NS)
-#define FIRST_CONTACT_MS 3000 /* a mount whose source is down comes up all the same, after this */
-#define NEXT_CURRENT_MS                                                                                      \
-    2000 /* for the link `current` of a next daemon, unless all of its version has to come again */
 #define MAX_WORKERS 16
-
-/* --- after the session answers --- */
-
-/* A reader may have a former daemon's answer, and not have looked at what is passed through by it yet. */
-static void close_former(struct ws_fs *fs)
-{
-    const struct timespec wait = {.tv_nsec = 20 * WS_MS_NS};
-    const uint64_t until = ws_clock_ns() + FORMER_NS;
-    if (ws_life_former_passed() == 0)
-        return;
-    while (ws_clock_ns() < until && !ws_connection_is_over(fs))
-        (void)nanosleep(&wait, NULL);
-    if (!ws_connection_is_over(fs))
-        ws_version_cache_close_former(fs, ws_life_former_passed());
-}
-
-struct starter {
-    struct ws_fs *fs;
-    void (*ready)(void);
-    int ready_pipe; /* pipe to the parent; -1: none */
-    int rc;         /* of the look at the mount */
-};
-
-/* What cannot be looked at, as a mount that somebody else makes, is there once the kernel has begun to talk. */
-static int wait_begun(const struct ws_fs *fs)
-{
-    const struct timespec wait = {.tv_nsec = WS_MS_NS};
-    for (unsigned ms = 0; ms < BEGIN_MS && !ws_connection_is_over(fs); ms++) {
-        if (atomic_load(&fs->has_begun))
-            return 0;
-        (void)nanosleep(&wait, NULL);
-    }
-    return -ETIMEDOUT;
-}
-
-/* Of a mount that cannot be looked at. */
-static int unseen(const struct starter *s, struct ws_error *err)
-{
-    if (ws_mount_options_is_given(&s->fs->options))
-        return ws_error_set(err, -s->rc,
-                            "the kernel says nothing by the descriptor of /dev/fuse that this process was "
-                            "given: it is not mounted; "
-                            "mount(2) has to come before, with fd= of it");
-    return ws_error_set(err, -s->rc, "the mount on %s cannot be looked at, and ended: %s",
-                        s->fs->options.mountpoint, strerror(-s->rc));
-}
-
-/* Runs beside the session's loop: inspects the mount as a user would, then reports that it is there. A mount
- * that cannot be inspected ends, and run returns the error. */
-static void *finish_start(void *arg)
-{
-    struct starter *s = arg;
-    struct ws_fs *fs = s->fs;
-    char path[4200];
-    struct ws_error why;
-    const bool given = ws_mount_options_is_given(&fs->options);
-    snprintf(path, sizeof(path), "%s/status", fs->options.mountpoint);
-    const bool has_begun = given || ws_life_number(fs->life) > 0; /* it may be at another path alone by now */
-    s->rc = has_begun ? wait_begun(fs) : ws_outside_stat(path);
-    if (s->rc < 0) {
-        (void)unseen(s, &why);
-        ws_supervised_give_up(&why);
-        ws_connection_end(fs);
-        return NULL;
-    }
-    ws_reads_settle(fs);
-    ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
-    (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
-    if (s->ready_pipe >= 0 && write(s->ready_pipe, &s->rc, sizeof(s->rc)) != (ssize_t)sizeof(s->rc))
-        ws_log(WS_LOG_DEBUG, "mount", "the process that started the mount is gone");
-    if (s->ready)
-        s->ready();
-    ws_supervised_say(WS_WORD_READY);
-    ws_log(WS_LOG_INFO, "mount", "serving at=%s source=%s reads=%s", fs->options.mountpoint,
-           fs->options.source, fs->mode_text);
-    close_former(fs);
-    return NULL;
-}
-
-/* --- parts --- */
 
 /* Once, for the operator: what takes how much of the memory. */
 static void say_sizes(struct ws_fs *fs)
@@ -351,17 +267,13 @@ static void end_session(void *arg)
     fuse_session_exit(fs->session);
 }
 
-static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
+static int serve(struct ws_fs *fs, struct ws_readiness *s, struct ws_error *err)
 {
     pthread_t thread;
     struct ws_ending *ending = NULL;
     struct fuse_loop_config *config = fuse_loop_cfg_create();
-    if (ws_life_number(fs->life) > 0) { /* who looks a version up that was there before finds it */
-        fs->sources_until_ns = ws_clock_ns() + (uint64_t)fs->options.deadline_ms * WS_MS_NS;
-        ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
-        ws_control_wait_restored(fs->control, NEXT_CURRENT_MS);
-    }
-    int rc = config ? ws_thread_start(&thread, finish_start, s) : -ENOMEM;
+    ws_readiness_await(fs);
+    int rc = config ? ws_thread_start(&thread, ws_readiness_run, s) : -ENOMEM;
     const bool started = rc == 0;
     if (rc == 0)
         rc = ws_heart_start(&fs->heart, fs, ws_supervised_channel());
@@ -396,7 +308,7 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     if (started)
         pthread_join(thread, NULL);
     if (s->rc < 0)
-        return unseen(s, err);
+        return ws_readiness_error(s, err);
     return rc;
 }
 
@@ -482,7 +394,7 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
 {
     const struct ws_kept *kept = ws_kept();
     struct ws_fs fs = {.options = *o, .settings = -1, .read_ahead = -1, .beacon = -1};
-    struct starter s = {.fs = &fs, .ready = ready, .ready_pipe = ready_pipe};
+    struct ws_readiness s = {.fs = &fs, .ready = ready, .ready_pipe = ready_pipe};
     sigset_t signals;
     int rc = check_copies(o, err);
     if (rc == 0)
