@@ -7,37 +7,27 @@
 #include "fs/fuse/given.h"
 #include "fs/fuse/invalidate.h"
 #include "fs/fuse/life.h"
-#include "fs/fuse/outside.h"
-#include "fs/fuse/readers.h"
 #include "fs/fuse/reads.h"
 #include "fs/fuse/version_cache.h"
 #include "fs/heart.h"
 #include "fs/kept.h"
 #include "fs/parts.h"
-#include "fs/probes.h"
 #include "fs/pull/lazy.h"
-#include "fs/pull/pull.h"
 #include "fs/readiness.h"
 #include "fs/relay.h"
 #include "fs/supervised.h"
 #include "fs/supervisor.h"
 #include "fs/switch/settings_lock.h"
+#include "fs/user.h"
 #include "transports/base/audit_log.h"
-#include "transports/base/clock.h"
 #include "transports/base/log.h"
-#include "transports/base/number.h"
-#include "transports/base/text.h"
 #include "transports/base/workers.h"
-#include "transports/memory/available.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define MAX_WORKERS 16
@@ -92,60 +82,6 @@ static int supervise(struct ws_fs *fs, const sigset_t *signals, bool *is_daemon,
     rc = ws_life_attach(fs->life, fs->session);
     fs->side.next_id += ws_life_first_side_id(fs->life);
     return rc < 0 ? ws_error_set(err, -rc, "libfuse does not let others read for it") : 0;
-}
-
-/* What root's daemon has left there is not that user's. */
-static int check_settings(const struct ws_mount_options *o, struct ws_error *err)
-{
-    char *path = ws_settings_path(o->state, o->mountpoint), *slash = path ? strrchr(path, '/') : NULL;
-    int rc = 0;
-    if (slash) {
-        const bool is_there = access(path, F_OK) == 0;
-        rc = is_there && access(path, R_OK) != 0 ? -errno : 0;
-        *slash = 0;
-        if (rc == 0 && access(path, W_OK | X_OK) != 0)
-            rc = -errno;
-    }
-    if (rc < 0)
-        (void)ws_error_set(err, -rc,
-                           "the user %s of run-as= cannot keep the mount's settings in %s: %s; 'chown -R %s "
-                           "%s', or name another "
-                           "folder with state=DIR, or state=none",
-                           o->run_as.name, path, strerror(-rc), o->run_as.name, path);
-    free(path);
-    return rc;
-}
-
-/* The daemon looks at its mount, and detaches it, as that user. */
-static int check_reach(const struct ws_mount_options *o, struct ws_error *err)
-{
-    const int rc = o->run_as.name ? ws_run_as_reaches(&o->run_as, o->mountpoint) : 0;
-    return rc < 0 ? ws_error_set(err, -rc,
-                                 "the user %s of run-as= cannot reach %s: %s; the folders above it want the "
-                                 "mode x for that user",
-                                 o->run_as.name, o->mountpoint, strerror(-rc))
-                  : 0;
-}
-
-/* From here on with the rights of run-as=. Before any thread is started. */
-static int become_user(struct ws_fs *fs, struct ws_error *err)
-{
-    const struct ws_run_as *who = &fs->options.run_as;
-    if (!who->name)
-        return 0;
-    const int memory = ws_region_tmpfs();
-    if (memory >= 0 && fchownat(memory, "", who->uid, who->gid, AT_EMPTY_PATH) != 0)
-        return ws_error_set(err, errno, "cannot give the memory for versions to the user %s: %s", who->name,
-                            strerror(errno));
-    int rc = ws_broker_start(&fs->broker, fuse_session_fd(fs->session), &fs->place, who, err);
-    if (rc == 0)
-        rc = ws_run_as_become(who, err);
-    if (rc == 0)
-        rc = check_settings(&fs->options, err);
-    if (rc == 0)
-        ws_log(WS_LOG_INFO, "mount", "without privileges user=%s broker=%s", who->name,
-               fs->reads == WS_READS_PASSTHROUGH ? "passthrough,unmount" : "unmount");
-    return rc;
 }
 
 static void reload(void *arg)
@@ -306,7 +242,7 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     clock_gettime(CLOCK_REALTIME, &fs.start);
     ws_reads_choose(&fs);
     bool is_daemon = true;
-    rc = check_reach(o, err);
+    rc = ws_user_check_reach(o, err);
     if (rc == 0)
         rc = check_supervised(&fs, err);
     if (rc == 0)
@@ -320,7 +256,7 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     if (rc == 0 && !is_daemon)
         return let_go(&fs, &signals);
     if (rc == 0)
-        rc = become_user(&fs, err);
+        rc = ws_user_become(&fs, err);
     if (rc == 0)
         rc = ws_audit_log_start(err);
     if (rc == 0 && ws_invalidate_start(&fs) < 0)
