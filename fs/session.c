@@ -3,6 +3,7 @@
 #include "fs/connection.h"
 #include "fs/ending.h"
 #include "fs/fuse/broker.h"
+#include "fs/fuse/exclusions.h"
 #include "fs/fuse/fs.h"
 #include "fs/fuse/given.h"
 #include "fs/fuse/invalidate.h"
@@ -168,44 +169,6 @@ static void stop(struct ws_fs *fs)
     pthread_mutex_destroy(&fs->lock);
 }
 
-/* What goes with one copy in memory, and what does not. */
-static int check_copies(const struct ws_mount_options *o, struct ws_error *err)
-{
-    const char *copies = ws_copies_name(o->store.copies);
-    if (o->store.copies == WS_COPIES_TWO)
-        return 0;
-    if (o->reads == WS_READS_LINK)
-        return ws_error_set(
-            err, EINVAL,
-            "the mount options copies=%s and reads=link exclude each other: what is read by a link is opened "
-            "without the daemon, which could not keep it from being patched; use reads=auto",
-            copies);
-    if (o->serve.listen)
-        return ws_error_set(
-            err, EINVAL,
-            "the mount options copies=%s and serve exclude each other: other mounts read the version before "
-            "while this one takes the next; serve with copies=2",
-            copies);
-    if (!ws_region_can_renew())
-        return ws_error_set(
-            err, ENOTSUP,
-            "copies=%s does not work on this machine, whose pages are not of 4 KiB: use copies=2", copies);
-    return 0;
-}
-
-/* What is only for trees says nothing without them. */
-static int check_topology(const struct ws_mount_options *o, struct ws_error *err)
-{
-    const char *name = o->rack ? "rack" : o->peer_token ? "peer-token-file" : NULL;
-    if (o->asks_parents || !name)
-        return 0;
-    return ws_error_set(
-        err, EINVAL,
-        "the mount option %s is for trees of mounts, and topology=auto is not given: add that, "
-        "or leave %s out",
-        name, name);
-}
-
 /* The supervisor, whose daemon has unmounted, and has ended. */
 static int let_go(struct ws_fs *fs, const sigset_t *signals)
 {
@@ -225,9 +188,9 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     struct ws_fs fs = {.options = *o, .settings = -1, .read_ahead = -1, .beacon = -1};
     struct ws_readiness s = {.fs = &fs, .ready = ready, .ready_pipe = ready_pipe};
     sigset_t signals;
-    int rc = check_copies(o, err);
+    int rc = ws_exclusions_copies(o, err);
     if (rc == 0)
-        rc = check_topology(o, err);
+        rc = ws_exclusions_topology(o, err);
     if (rc == 0)
         rc = ws_names_init(&fs.names, &fs.options, err);
     if (rc == 0 && !kept)
