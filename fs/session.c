@@ -1,467 +1,41 @@
 #include "fs/session.h"
 #include "fs/background.h"
+#include "fs/connection.h"
 #include "fs/ending.h"
-#include "fs/fuse/beacon.h"
 #include "fs/fuse/broker.h"
+#include "fs/fuse/exclusions.h"
 #include "fs/fuse/fs.h"
 #include "fs/fuse/given.h"
 #include "fs/fuse/invalidate.h"
 #include "fs/fuse/life.h"
-#include "fs/fuse/ops_checked.h"
-#include "fs/fuse/outside.h"
-#include "fs/fuse/readers.h"
+#include "fs/fuse/reads.h"
 #include "fs/fuse/version_cache.h"
 #include "fs/heart.h"
 #include "fs/kept.h"
-#include "fs/probes.h"
+#include "fs/parts.h"
 #include "fs/pull/lazy.h"
-#include "fs/pull/pull.h"
+#include "fs/readiness.h"
 #include "fs/relay.h"
 #include "fs/supervised.h"
 #include "fs/supervisor.h"
 #include "fs/switch/settings_lock.h"
+#include "fs/user.h"
 #include "transports/base/audit_log.h"
-#include "transports/base/clock.h"
 #include "transports/base/log.h"
-#include "transports/base/number.h"
-#include "transports/base/text.h"
 #include "transports/base/workers.h"
-#include "transports/memory/available.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
-#include <linux/capability.h>
-#include <linux/mount.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/sysmacros.h>
-#include <sys/utsname.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#define READ_AHEAD_KB    4096  /* of mounts that do not learn what is read */
-#define BEGIN_MS         10000 /* for the kernel to begin with a mount that is there */
-#define FORMER_NS        (10 * WS_SECOND_NS)
-#define FIRST_CONTACT_MS 3000 /* a mount whose source is down comes up all the same, after this */
-#define NEXT_CURRENT_MS                                                                                      \
-    2000 /* for the link `current` of a next daemon, unless all of its version has to come again */
 #define MAX_WORKERS 16
-
-/* --- how complete files will be read --- */
-
-static bool may_administer(void)
-{
-    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
-    struct __user_cap_data_struct data[2] = {{0}};
-    if (syscall(SYS_capget, &head, data) != 0)
-        return false;
-    return data[CAP_SYS_ADMIN / 32].effective >> (CAP_SYS_ADMIN % 32) & 1;
-}
-
-static bool kernel_passes_through(void)
-{
-    struct utsname u;
-    uint64_t major, minor;
-    const char *at = u.release;
-    return uname(&u) == 0 && ws_text_digits(&at, &major) == 0 && *at++ == '.' &&
-           ws_text_digits(&at, &minor) == 0 && (major > 6 || (major == 6 && minor >= 9));
-}
-
-bool ws_session_lacks_privilege(void)
-{
-    return !may_administer();
-}
-
-const char *ws_session_lacks_passthrough(void)
-{
-    if (!WS_HAVE_PASSTHROUGH)
-        return "libfuse is older than 3.17";
-    if (!kernel_passes_through())
-        return "Linux is older than 6.9";
-    return may_administer() ? NULL : "CAP_SYS_ADMIN is missing";
-}
-
-/* Before mounting: what can be hoped for, and why not better. */
-static enum ws_reads choose_reads(const struct ws_mount_options *o, char *why, size_t cap)
-{
-    const char *lack = ws_session_lacks_passthrough();
-    snprintf(why, cap, "%s", "");
-    if ((o->reads == WS_READS_AUTO && !lack) || (o->reads == WS_READS_PASSTHROUGH && !lack))
-        return WS_READS_PASSTHROUGH;
-    if (o->reads == WS_READS_LINK || o->reads == WS_READS_AUTO || o->reads == WS_READS_PASSTHROUGH) {
-        snprintf(why, cap, "%s", o->reads == WS_READS_LINK ? "as asked for" : lack);
-        if (o->store.copies != WS_COPIES_TWO &&
-            o->reads != WS_READS_LINK) /* which are opened without the daemon */
-            return WS_READS_CACHED;
-        if (may_administer() && !o->run_as.name && ws_region_tmpfs() >= 0)
-            return WS_READS_LINK;
-        snprintf(why, cap, "%s; no links either: a tmpfs cannot be mounted", lack ? lack : "as asked for");
-        return WS_READS_CACHED;
-    }
-    snprintf(why, cap, "as asked for");
-    return WS_READS_CACHED;
-}
-
-static void describe_reads(struct ws_fs *fs, const char *why)
-{
-    static const char *const speed[] = {[WS_READS_PASSTHROUGH] = "",
-                                        [WS_READS_LINK] = "",
-                                        [WS_READS_CACHED] = " (slower, and pages are held twice)"};
-    if (why[0]) {
-        snprintf(fs->mode_text, sizeof(fs->mode_text), "%s%s: %s", ws_reads_name(fs->reads), speed[fs->reads],
-                 why);
-        ws_log(WS_LOG_WARN, "mount", "complete files are read by %s", fs->mode_text);
-    } else {
-        snprintf(fs->mode_text, sizeof(fs->mode_text), "%s", ws_reads_name(fs->reads));
-    }
-}
-
-/* --- after the session answers --- */
-
-static int open_read_ahead(dev_t dev)
-{
-    char path[128];
-    snprintf(path, sizeof(path), "/sys/class/bdi/%u:%u/read_ahead_kb", major(dev), minor(dev));
-    return open(path, O_WRONLY | O_CLOEXEC);
-}
-
-static void set_read_ahead(struct ws_fs *fs, int kb)
-{
-    if (fs->read_ahead < 0)
-        return;
-    (void)dprintf(fs->read_ahead, "%d\n", kb);
-    close(fs->read_ahead);
-    fs->read_ahead = -1;
-}
-
-static int mount_regions(const struct ws_fs *fs)
-{
-    char path[4200];
-    snprintf(path, sizeof(path), "%s/" WS_REGIONS_NAME, fs->options.mountpoint);
-    return ws_outside_attach(ws_region_tmpfs(), path);
-}
-
-/* Closes the kernel's end and no more. The descriptor stays taken, by a pipe without a reader. Replies of
- * requests that are parked in the store fail on it; libfuse, which polls it before it unmounts by path, finds
- * an error and does not. The session is over for libfuse too, which else prints each reply that fails. */
-static void cut(struct ws_fs *fs)
-{
-    int ends[2];
-    fuse_session_exit(fs->session);
-    if (pipe2(ends, O_CLOEXEC) != 0)
-        return;
-    close(ends[0]);
-    (void)dup3(ends[1], fuse_session_fd(fs->session), O_CLOEXEC);
-    close(ends[1]);
-}
-
-/* Unmounts lazily, with link mode's tmpfs below it, and ends the connection. No thread answers requests any
- * more, so every process and thread that waits for an answer (finish_start's stat, an invalidation) has to be
- * let go. The descriptor stays taken, because requests that are parked in the store still reply to it. What is
- * at the path and is not ours, as a successor's mount after a lazy unmount, is left alone. */
-static void end_connection(struct ws_fs *fs)
-{
-    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&one_at_a_time);
-    int rc = fs->broker ? ws_broker_detach(fs->broker) : ws_place_detach(&fs->place);
-    if (rc ==
-        -EPERM) /* not root: libfuse's helper unmounts, and closing the descriptor ends the connection */
-        fuse_session_unmount(fs->session);
-    else if (rc < 0) {
-        cut(fs);
-        ws_supervised_say(WS_WORD_CUT);
-    }
-    pthread_mutex_unlock(&one_at_a_time);
-}
-
-/* libfuse forgets that its session has exited when its loop returns. */
-static bool is_over(const struct ws_fs *fs)
-{
-    return atomic_load(&fs->has_ended) || fuse_session_exited(fs->session);
-}
-
-/* A reader may have a former daemon's answer, and not have looked at what is passed through by it yet. */
-static void close_former(struct ws_fs *fs)
-{
-    const struct timespec wait = {.tv_nsec = 20 * WS_MS_NS};
-    const uint64_t until = ws_clock_ns() + FORMER_NS;
-    if (ws_life_former_passed() == 0)
-        return;
-    while (ws_clock_ns() < until && !is_over(fs))
-        (void)nanosleep(&wait, NULL);
-    if (!is_over(fs))
-        ws_version_cache_close_former(fs, ws_life_former_passed());
-}
-
-struct starter {
-    struct ws_fs *fs;
-    void (*ready)(void);
-    int ready_pipe; /* pipe to the parent; -1: none */
-    int rc;         /* of the look at the mount */
-};
-
-/* What cannot be looked at, as a mount that somebody else makes, is there once the kernel has begun to talk. */
-static int wait_begun(const struct ws_fs *fs)
-{
-    const struct timespec wait = {.tv_nsec = WS_MS_NS};
-    for (unsigned ms = 0; ms < BEGIN_MS && !is_over(fs); ms++) {
-        if (atomic_load(&fs->has_begun))
-            return 0;
-        (void)nanosleep(&wait, NULL);
-    }
-    return -ETIMEDOUT;
-}
-
-/* Of a mount that cannot be looked at. */
-static int unseen(const struct starter *s, struct ws_error *err)
-{
-    if (ws_mount_options_is_given(&s->fs->options))
-        return ws_error_set(err, -s->rc,
-                            "the kernel says nothing by the descriptor of /dev/fuse that this process was "
-                            "given: it is not mounted; "
-                            "mount(2) has to come before, with fd= of it");
-    return ws_error_set(err, -s->rc, "the mount on %s cannot be looked at, and ended: %s",
-                        s->fs->options.mountpoint, strerror(-s->rc));
-}
-
-/* Runs beside the session's loop: inspects the mount as a user would, then reports that it is there. A mount
- * that cannot be inspected ends, and run returns the error. */
-static void *finish_start(void *arg)
-{
-    struct starter *s = arg;
-    struct ws_fs *fs = s->fs;
-    char path[4200];
-    struct ws_error why;
-    const bool given = ws_mount_options_is_given(&fs->options);
-    snprintf(path, sizeof(path), "%s/status", fs->options.mountpoint);
-    const bool has_begun = given || ws_life_number(fs->life) > 0; /* it may be at another path alone by now */
-    s->rc = has_begun ? wait_begun(fs) : ws_outside_stat(path);
-    if (s->rc < 0) {
-        (void)unseen(s, &why);
-        ws_supervised_give_up(&why);
-        end_connection(fs);
-        return NULL;
-    }
-    if (fs->reads == WS_READS_PASSTHROUGH) {
-        int probe = ws_version_cache_probe(fs);
-        if (probe < 0) {
-            fs->reads = WS_READS_CACHED;
-            describe_reads(fs, strerror(-probe));
-        }
-    }
-    if (fs->reads == WS_READS_LINK) {
-        int linked = mount_regions(fs);
-        atomic_store(&fs->has_links, linked == 0);
-        if (linked < 0) {
-            fs->reads = WS_READS_CACHED;
-            describe_reads(fs, strerror(-linked));
-        }
-    }
-    set_read_ahead(fs, ws_store_learns(fs->store) ? WS_LEARNED_AHEAD_KB : READ_AHEAD_KB);
-    ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
-    (void)ws_store_wait_first(fs->store, FIRST_CONTACT_MS);
-    if (s->ready_pipe >= 0 && write(s->ready_pipe, &s->rc, sizeof(s->rc)) != (ssize_t)sizeof(s->rc))
-        ws_log(WS_LOG_DEBUG, "mount", "the process that started the mount is gone");
-    if (s->ready)
-        s->ready();
-    ws_supervised_say(WS_WORD_READY);
-    ws_log(WS_LOG_INFO, "mount", "serving at=%s source=%s reads=%s", fs->options.mountpoint,
-           fs->options.source, fs->mode_text);
-    close_former(fs);
-    return NULL;
-}
-
-/* --- parts --- */
-
-/* Once, for the operator: what takes how much of the memory. */
-static void say_sizes(struct ws_fs *fs)
-{
-    struct ws_store_stats s;
-    const struct ws_store_options *o = &fs->options.store;
-    const uint64_t available = ws_memory_available(NULL);
-    const bool grows = o->delta_cache_bytes == WS_DELTA_CACHE_GROWS;
-    const uint64_t deltas = grows ? WS_DELTA_CACHE_LEAST : o->delta_cache_bytes;
-    char cache[WS_NUMBER_CHARS], each[WS_NUMBER_CHARS] = "nothing", rest[WS_NUMBER_CHARS];
-    ws_store_stats(fs->store, &s);
-    const uint64_t taken = s.cache_bytes + deltas;
-    ws_number_size_text(s.cache_bytes, cache);
-    ws_number_size_text(available > taken ? available - taken : 0, rest);
-    if (deltas)
-        ws_number_size_text(deltas, each);
-    ws_log(WS_LOG_INFO, "mount",
-           "memory: cache=%s for versions (copies=%s)%s; beside it deltas of each model, %s%s; %s stays free",
-           cache, ws_copies_name(o->copies),
-           o->copies == WS_COPIES_TWO ? "" : " and what leads back, at most half of a version", each,
-           grows ? " or an eighth of the model" : "", rest);
-}
-
-static uint64_t id_of_model(void *life, const char *name, uint64_t fresh)
-{
-    return ws_life_model_id(life, name, fresh);
-}
-
-static void id_of_version(void *life, uint64_t id, uint64_t model_id, const struct ws_version_id *version)
-{
-    ws_life_add_version(life, id, model_id, version);
-}
-
-static int start_store(struct ws_fs *fs, struct ws_error *err)
-{
-    struct ws_store_options o = fs->options.store;
-    char host[256] = "localhost", mount_id[WS_MOUNT_ID_CHARS + 1];
-    (void)gethostname(host, sizeof(host) - 1);
-    snprintf(mount_id, sizeof(mount_id), "%.200s:%.300s", fs->options.host ? fs->options.host : host,
-             fs->options.mountpoint);
-    o.source.mount_id = mount_id;
-    o.own_memory = fs->reads == WS_READS_LINK;
-    if (fs->life)
-        o.ids = (struct ws_store_ids){ws_life_last_id(fs->life), id_of_model, id_of_version, fs->life};
-    o.keeper = ws_supervised_keeper();
-    o.serves = fs->options.serve.listen;
-    o.trust = fs->options.trust.n ? &fs->options.trust : NULL;
-    int rc = ws_store_new(&fs->store, &ws_puller, &o, err);
-    if (rc < 0)
-        return rc;
-    say_sizes(fs);
-    ws_store_set_reclaim(fs->store, ws_version_cache_release, fs);
-    ws_store_set_readers(fs->store, &(struct ws_store_readers){ws_readers_close, ws_readers_describe, fs});
-    const struct ws_parents_options parents = {
-        .rack = fs->options.rack, .token = fs->options.peer_token, .token_file = fs->options.peer_token_file};
-    if (fs->options.asks_parents && (rc = ws_store_ask_parents(fs->store, &parents, err)) < 0)
-        return rc;
-    struct ws_control_options c = {.mountpoint = fs->options.mountpoint,
-                                   .mount_id = mount_id,
-                                   .passthrough = fs->reads == WS_READS_PASSTHROUGH,
-                                   .link = fs->reads == WS_READS_LINK,
-                                   .mode_text = fs->mode_text,
-                                   .prefetch = fs->options.prefetch,
-                                   .source = fs->options.source,
-                                   .has_token = fs->options.store.source.token != NULL,
-                                   .files = fs->options.files,
-                                   .config = fs->options.config,
-                                   .state = fs->options.state};
-    rc = ws_control_new(&fs->control, fs->store, &c, err);
-    if (rc < 0)
-        return rc;
-    ws_control_on_event(fs->control, ws_fs_poll_event, fs);
-    if (fs->options.listen && (rc = ws_probes_new(&fs->probes, fs->options.listen, fs->options.listen_tokens,
-                                                  fs->control, err)) < 0)
-        return rc;
-    struct ws_tcp_server_options serve = fs->options.serve;
-    if (!serve.access.token && !serve.access.tokens_file) {
-        serve.access.token = fs->options.store.source.token;
-        serve.access.token_file = fs->options.store.source.token_file;
-    }
-    serve.access.makes_local_token = true;
-    if (serve.listen && (rc = ws_relay_new(&fs->relay, fs->store, fs->control, &serve, err)) < 0)
-        return rc;
-    if (fs->relay && fs->options.asks_parents)
-        ws_store_serves_at(fs->store, ws_relay_port(fs->relay), serve.tls_cert_file);
-    rc = ws_mount_options_add_views(&fs->options, fs->store, err);
-    if (rc < 0)
-        return rc;
-    const bool is_lazy = fs->options.open == WS_OPEN_LAZY;
-    if ((is_lazy || ws_store_learns(fs->store)) && (rc = ws_lazy_new(&fs->lazy, fs->store, is_lazy, err)) < 0)
-        return rc;
-    rc = ws_mount_options_add_sources(&fs->options, fs->store, err);
-    if (rc == 0)
-        ws_control_open_kept(fs->control);
-    return rc;
-}
-
-/* libfuse takes the descriptor over. */
-static int use_connection(struct ws_fs *fs, int fd, struct ws_error *err)
-{
-    char name[32];
-    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
-    (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK); /* libfuse takes EAGAIN for the end */
-    snprintf(name, sizeof(name), "/dev/fd/%d", fd);
-    return fuse_session_mount(fs->session, name) == 0
-               ? 0
-               : ws_error_set(err, EIO, "libfuse did not take descriptor %d, and said why above", fd);
-}
-
-/* What a supervisor had before it became this binary. */
-static int use_kept(struct ws_fs *fs, const struct ws_kept *k, struct ws_error *err)
-{
-    fs->place = (struct ws_place){fs->options.mountpoint, k->dev, k->fds[WS_KEPT_CONNECTION]};
-    fs->settings = k->fds[WS_KEPT_SETTINGS];
-    fs->beacon = k->fds[WS_KEPT_BEACON];
-    fs->read_ahead = k->fds[WS_KEPT_READ_AHEAD];
-    fs->start = k->start;
-    fs->life = ws_life_open(k->fds[WS_KEPT_LIFE]);
-    if (!fs->life)
-        return ws_error_set(err, EPROTO,
-                            "release %s wrote what its daemons know in another way than %s reads it",
-                            k->release, WS_VERSION);
-    return use_connection(fs, k->fds[WS_KEPT_CONNECTION], err);
-}
-
-/* Where another daemon was faster, its mount is not covered. */
-static int mount_session(struct ws_fs *fs, struct ws_error *err)
-{
-    const struct ws_mount_options *o = &fs->options;
-    const int turn = ws_place_turn(o->mountpoint);
-    int rc = ws_place_check(o->mountpoint, err);
-    errno = 0;
-    if (rc == 0 && fuse_session_mount(fs->session, o->mountpoint) != 0)
-        rc = ws_error_set(
-            err, errno ? errno : EIO, "cannot mount on %s: %s%s", o->mountpoint,
-            errno ? strerror(errno) : "libfuse said why above",
-            o->allow_other && geteuid() ? "; allow_other needs user_allow_other in /etc/fuse.conf" : "");
-    if (turn >= 0)
-        close(turn);
-    return rc;
-}
-
-static int start_session(struct ws_fs *fs, struct ws_error *err)
-{
-    struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
-    char text[4096];
-    const struct ws_mount_options *o = &fs->options;
-    int bad = fuse_opt_add_arg(&args, "wsync");
-    snprintf(text, sizeof(text), "-osubtype=wsync,default_permissions,nosuid,nodev%s%s",
-             o->allow_other ? ",allow_other" : "", o->debug ? ",debug" : "");
-    bad |= fuse_opt_add_arg(&args, text);
-    char name[512];
-    size_t n = 0;
-    for (const char *p = o->fsname ? o->fsname : o->source; *p && n + 2 < sizeof(name); p++) {
-        if (*p == ',' || *p == '\\')
-            name[n++] = '\\';
-        name[n++] = *p;
-    }
-    name[n] = 0;
-    snprintf(text, sizeof(text), "-ofsname=%s", name);
-    bad |= fuse_opt_add_arg(&args, text);
-    const bool given = ws_mount_options_is_given(o);
-    fs->session =
-        bad ? NULL : fuse_session_new(&args, given ? ws_ops_checked() : &ws_fs_ops, sizeof(ws_fs_ops), fs);
-    fuse_opt_free_args(&args);
-    if (!fs->session)
-        return ws_error_set(err, EIO, "libfuse did not start a session");
-    const struct ws_kept *kept = ws_kept();
-    int rc = kept    ? use_kept(fs, kept, err)
-             : given ? use_connection(fs, fs->options.given, err)
-                     : mount_session(fs, err);
-    if (rc < 0 || given || kept)
-        return rc;
-    rc = ws_place_record(&fs->place, o->mountpoint, fuse_session_fd(fs->session));
-    if (rc == 0 && (fs->beacon = ws_beacon_light(fs->place.dev)) < 0) /* the process's end puts it out */
-        ws_log(WS_LOG_DEBUG, "mount", "'wsync umount' will not wait for this daemon's end");
-    if (rc < 0)
-        return ws_error_set(err, -rc, "cannot mount on %s: what is there now cannot be told: %s",
-                            o->mountpoint, strerror(-rc));
-    fs->read_ahead = open_read_ahead(fs->place.dev);
-    return 0;
-}
 
 static void cut_here(void *fs)
 {
-    cut(fs);
+    ws_connection_cut(fs);
 }
 
 static int check_supervised(const struct ws_fs *fs, struct ws_error *err)
@@ -511,72 +85,6 @@ static int supervise(struct ws_fs *fs, const sigset_t *signals, bool *is_daemon,
     return rc < 0 ? ws_error_set(err, -rc, "libfuse does not let others read for it") : 0;
 }
 
-/* What root's daemon has left there is not that user's. */
-static int check_settings(const struct ws_mount_options *o, struct ws_error *err)
-{
-    char *path = ws_settings_path(o->state, o->mountpoint), *slash = path ? strrchr(path, '/') : NULL;
-    int rc = 0;
-    if (slash) {
-        const bool is_there = access(path, F_OK) == 0;
-        rc = is_there && access(path, R_OK) != 0 ? -errno : 0;
-        *slash = 0;
-        if (rc == 0 && access(path, W_OK | X_OK) != 0)
-            rc = -errno;
-    }
-    if (rc < 0)
-        (void)ws_error_set(err, -rc,
-                           "the user %s of run-as= cannot keep the mount's settings in %s: %s; 'chown -R %s "
-                           "%s', or name another "
-                           "folder with state=DIR, or state=none",
-                           o->run_as.name, path, strerror(-rc), o->run_as.name, path);
-    free(path);
-    return rc;
-}
-
-/* The daemon looks at its mount, and detaches it, as that user. */
-static int check_reach(const struct ws_mount_options *o, struct ws_error *err)
-{
-    const int rc = o->run_as.name ? ws_run_as_reaches(&o->run_as, o->mountpoint) : 0;
-    return rc < 0 ? ws_error_set(err, -rc,
-                                 "the user %s of run-as= cannot reach %s: %s; the folders above it want the "
-                                 "mode x for that user",
-                                 o->run_as.name, o->mountpoint, strerror(-rc))
-                  : 0;
-}
-
-/* From here on with the rights of run-as=. Before any thread is started. */
-static int become_user(struct ws_fs *fs, struct ws_error *err)
-{
-    const struct ws_run_as *who = &fs->options.run_as;
-    if (!who->name)
-        return 0;
-    const int memory = ws_region_tmpfs();
-    if (memory >= 0 && fchownat(memory, "", who->uid, who->gid, AT_EMPTY_PATH) != 0)
-        return ws_error_set(err, errno, "cannot give the memory for versions to the user %s: %s", who->name,
-                            strerror(errno));
-    int rc = ws_broker_start(&fs->broker, fuse_session_fd(fs->session), &fs->place, who, err);
-    if (rc == 0)
-        rc = ws_run_as_become(who, err);
-    if (rc == 0)
-        rc = check_settings(&fs->options, err);
-    if (rc == 0)
-        ws_log(WS_LOG_INFO, "mount", "without privileges user=%s broker=%s", who->name,
-               fs->reads == WS_READS_PASSTHROUGH ? "passthrough,unmount" : "unmount");
-    return rc;
-}
-
-/* With it goes what a successor at the path wants, the settings last: it waits for them. */
-static void end_control(void *arg)
-{
-    struct ws_fs *fs = arg;
-    ws_control_stop(fs->control);
-    ws_probes_free(fs->probes);
-    fs->probes = NULL;
-    ws_relay_stop(fs->relay);
-    ws_settings_unlock(fs->settings);
-    fs->settings = -1;
-}
-
 static void reload(void *arg)
 {
     const struct ws_fs *fs = arg;
@@ -589,24 +97,20 @@ static void end_session(void *arg)
     fuse_session_exit(fs->session);
 }
 
-static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
+static int serve(struct ws_fs *fs, struct ws_readiness *s, struct ws_error *err)
 {
     pthread_t thread;
     struct ws_ending *ending = NULL;
     struct fuse_loop_config *config = fuse_loop_cfg_create();
-    if (ws_life_number(fs->life) > 0) { /* who looks a version up that was there before finds it */
-        fs->sources_until_ns = ws_clock_ns() + (uint64_t)fs->options.deadline_ms * WS_MS_NS;
-        ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
-        ws_control_wait_restored(fs->control, NEXT_CURRENT_MS);
-    }
-    int rc = config ? ws_thread_start(&thread, finish_start, s) : -ENOMEM;
+    ws_readiness_await(fs);
+    int rc = config ? ws_thread_start(&thread, ws_readiness_run, s) : -ENOMEM;
     const bool started = rc == 0;
     if (rc == 0)
         rc = ws_heart_start(&fs->heart, fs, ws_supervised_channel());
     if (rc == 0)
         rc =
             ws_ending_watch(&ending, &(struct ws_ending_options){.place = fs->place.at ? &fs->place : NULL,
-                                                                 .end_control = end_control,
+                                                                 .end_control = ws_parts_end_control,
                                                                  .end_session = end_session,
                                                                  .reload = fs->options.config ? reload : NULL,
                                                                  .arg = fs,
@@ -630,17 +134,17 @@ static int serve(struct ws_fs *fs, struct starter *s, struct ws_error *err)
     if (config)
         fuse_loop_cfg_destroy(config);
     ws_ending_over(ending);
-    end_connection(fs);
+    ws_connection_end(fs);
     if (started)
         pthread_join(thread, NULL);
     if (s->rc < 0)
-        return unseen(s, err);
+        return ws_readiness_error(s, err);
     return rc;
 }
 
 static void stop(struct ws_fs *fs)
 {
-    end_control(fs);
+    ws_parts_end_control(fs);
     ws_lazy_free(fs->lazy);
     fs->lazy = NULL;
     if (fs->store)
@@ -665,44 +169,6 @@ static void stop(struct ws_fs *fs)
     pthread_mutex_destroy(&fs->lock);
 }
 
-/* What goes with one copy in memory, and what does not. */
-static int check_copies(const struct ws_mount_options *o, struct ws_error *err)
-{
-    const char *copies = ws_copies_name(o->store.copies);
-    if (o->store.copies == WS_COPIES_TWO)
-        return 0;
-    if (o->reads == WS_READS_LINK)
-        return ws_error_set(
-            err, EINVAL,
-            "the mount options copies=%s and reads=link exclude each other: what is read by a link is opened "
-            "without the daemon, which could not keep it from being patched; use reads=auto",
-            copies);
-    if (o->serve.listen)
-        return ws_error_set(
-            err, EINVAL,
-            "the mount options copies=%s and serve exclude each other: other mounts read the version before "
-            "while this one takes the next; serve with copies=2",
-            copies);
-    if (!ws_region_can_renew())
-        return ws_error_set(
-            err, ENOTSUP,
-            "copies=%s does not work on this machine, whose pages are not of 4 KiB: use copies=2", copies);
-    return 0;
-}
-
-/* What is only for trees says nothing without them. */
-static int check_topology(const struct ws_mount_options *o, struct ws_error *err)
-{
-    const char *name = o->rack ? "rack" : o->peer_token ? "peer-token-file" : NULL;
-    if (o->asks_parents || !name)
-        return 0;
-    return ws_error_set(
-        err, EINVAL,
-        "the mount option %s is for trees of mounts, and topology=auto is not given: add that, "
-        "or leave %s out",
-        name, name);
-}
-
 /* The supervisor, whose daemon has unmounted, and has ended. */
 static int let_go(struct ws_fs *fs, const sigset_t *signals)
 {
@@ -720,12 +186,11 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
 {
     const struct ws_kept *kept = ws_kept();
     struct ws_fs fs = {.options = *o, .settings = -1, .read_ahead = -1, .beacon = -1};
-    struct starter s = {.fs = &fs, .ready = ready, .ready_pipe = ready_pipe};
+    struct ws_readiness s = {.fs = &fs, .ready = ready, .ready_pipe = ready_pipe};
     sigset_t signals;
-    char why[160];
-    int rc = check_copies(o, err);
+    int rc = ws_exclusions_copies(o, err);
     if (rc == 0)
-        rc = check_topology(o, err);
+        rc = ws_exclusions_topology(o, err);
     if (rc == 0)
         rc = ws_names_init(&fs.names, &fs.options, err);
     if (rc == 0 && !kept)
@@ -738,14 +203,13 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     pthread_mutex_init(&fs.lock, NULL);
     ws_side_init(&fs.side);
     clock_gettime(CLOCK_REALTIME, &fs.start);
-    fs.reads = choose_reads(o, why, sizeof(why));
-    describe_reads(&fs, why);
+    ws_reads_choose(&fs);
     bool is_daemon = true;
-    rc = check_reach(o, err);
+    rc = ws_user_check_reach(o, err);
     if (rc == 0)
         rc = check_supervised(&fs, err);
     if (rc == 0)
-        rc = start_session(&fs, err);
+        rc = ws_connection_begin(&fs, err);
     if (rc == 0 && kept && kept->is_trial)
         ws_kept_accept();
     if (rc < 0)
@@ -755,19 +219,19 @@ static int run_session(const struct ws_mount_options *o, void (*ready)(void), in
     if (rc == 0 && !is_daemon)
         return let_go(&fs, &signals);
     if (rc == 0)
-        rc = become_user(&fs, err);
+        rc = ws_user_become(&fs, err);
     if (rc == 0)
         rc = ws_audit_log_start(err);
     if (rc == 0 && ws_invalidate_start(&fs) < 0)
         rc = ws_error_set(err, EAGAIN, "cannot start a thread");
     if (rc == 0)
-        rc = start_store(&fs, err);
+        rc = ws_parts_start(&fs, err);
     if (rc == 0)
         rc = serve(&fs, &s, err);
     else {
         ws_supervised_give_up(err);
         if (fs.session)
-            end_connection(&fs);
+            ws_connection_end(&fs);
     }
     stop(&fs);
     pthread_sigmask(SIG_SETMASK, &signals, NULL);

@@ -9,9 +9,5 @@
  * owns its settings; a dead one is taken away first. -ENODEV: no /dev/fuse. `ready` is called
  * once the mount answers (in the foreground; may be NULL). */
 WS_MUST_USE int ws_session_run(const struct ws_mount_options *o, void (*ready)(void), struct ws_error *err);
-/* Is there no CAP_SYS_ADMIN, which mounts and hands files to the kernel? */
-bool ws_session_lacks_privilege(void);
-/* Why complete files cannot be read by FUSE passthrough here; NULL: they can. */
-const char *ws_session_lacks_passthrough(void);
 
 #endif

@@ -1,6 +1,7 @@
 #include "fs/fuse/options.h"
 #include "fs/control/config_file.h"
 #include "fs/engines/own_folder.h"
+#include "fs/fuse/exclusions.h"
 #include "fs/fuse/given.h"
 #include "fs/fuse/option_table.h"
 #include "fs/fuse/place.h"
@@ -99,69 +100,6 @@ static int use_group(struct ws_mount_options *o, struct ws_error *err)
                : 0;
 }
 
-/* derive.h says why. */
-static int check_derive(const struct ws_mount_options *o, struct ws_error *err)
-{
-    if (o->n_derive && o->store.copies != WS_COPIES_TWO)
-        return ws_error_set(err, EINVAL,
-                            "the mount options derive and copies=%s exclude each other: a view is made anew "
-                            "beside the version before; leave copies out, or have another mount make it (-o "
-                            "derive=,serve=) and mount that with copies=%s",
-                            ws_copies_name(o->store.copies), ws_copies_name(o->store.copies));
-    return 0;
-}
-
-/* Is a view to be made of a model of which there is only a part? Another mount's view of the same name would have other
- * bytes. */
-static const char *find_narrowed(const struct ws_mount_options *o)
-{
-    char base[WS_MAX_NAME + 1];
-    const char *found = NULL;
-
-    for (size_t d = 0; d < o->n_derive; d++)
-        for (size_t i = 0; i < o->n_needs && ws_name_is_view(o->derive[d], base, NULL); i++) {
-            const size_t n = strcspn(o->needs[i], "=;");
-            if (o->needs[i][n] != '=' || (strlen(base) == n && strncmp(base, o->needs[i], n) == 0))
-                found = o->derive[d];
-        }
-    return found;
-}
-
-static bool learns(const struct ws_mount_options *o)
-{
-    bool learns = false;
-
-    for (size_t i = 0; i < o->n_needs; i++) {
-        const size_t n = strcspn(o->needs[i], "=;");
-        learns = learns || strcmp(o->needs[i] + (o->needs[i][n] == '=' ? n + 1 : 0), "learn") == 0;
-    }
-    return learns;
-}
-
-static int check_needs(const struct ws_mount_options *o, struct ws_error *err)
-{
-    const char *view = find_narrowed(o);
-
-    if (learns(o) && o->store.copies != WS_COPIES_TWO)
-        return ws_error_set(err, EINVAL,
-                            "the mount options need=learn and copies=%s exclude each other: what was not "
-                            "read of a version is not "
-                            "here, so there is no way back to it; leave copies out, or write patterns",
-                            ws_copies_name(o->store.copies));
-    if (o->n_needs && o->serve.listen)
-        return ws_error_set(
-            err, EINVAL,
-            "the mount options need and serve exclude each other: a mount that has only some tensors of a "
-            "version cannot give others the version; have them mount its source");
-    if (view)
-        return ws_error_set(
-            err, EINVAL,
-            "the mount options need and derive=%s exclude each other: the view is made of the whole version; "
-            "have another mount or the agent make it",
-            view);
-    return 0;
-}
-
 int ws_mount_options_read_needs(struct ws_mount_options *o, struct ws_error *err)
 {
     struct ws_config_model *all = NULL;
@@ -183,7 +121,7 @@ int ws_mount_options_read_needs(struct ws_mount_options *o, struct ws_error *err
             o->needs[o->n_needs++] = kept;
     }
     ws_config_file_free(all);
-    return rc < 0 ? rc : check_needs(o, err);
+    return rc < 0 ? rc : ws_exclusions_needs(o, err);
 }
 
 int ws_mount_options_parse(struct ws_mount_options *o, const char *text, struct ws_error *err)
@@ -198,9 +136,9 @@ int ws_mount_options_parse(struct ws_mount_options *o, const char *text, struct 
     if (rc == 0)
         rc = use_group(o, err);
     if (rc == 0)
-        rc = check_derive(o, err);
+        rc = ws_exclusions_derive(o, err);
     if (rc == 0)
-        rc = check_needs(o, err);
+        rc = ws_exclusions_needs(o, err);
     if (o->no_allow_other)
         o->allow_other = false;
     return rc;

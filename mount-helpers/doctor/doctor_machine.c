@@ -1,5 +1,5 @@
 /* What a machine has for mounts and agents, without a GPU. */
-#include "fs/session.h"
+#include "fs/fuse/reads.h"
 #include "mount-helpers/cli/agents.h"
 #include "mount-helpers/cli/version.h"
 #include "mount-helpers/doctor/grant.h"
@@ -22,7 +22,7 @@
 static void kernel(struct doctor *d)
 {
     struct utsname u;
-    const char *lack = ws_session_lacks_passthrough();
+    const char *lack = ws_reads_lack_passthrough();
     char libfuse[64];
     if (uname(&u) == 0)
         doctor_say(d, DOCTOR_OK, "kernel", "%s %s, %s", u.sysname, u.release, u.machine);
@@ -36,7 +36,7 @@ static void kernel(struct doctor *d)
                lack ? "complete files are read by links or through the daemon: "
                     : "complete files are read by it",
                lack ? lack : "");
-    if (access("/dev/fuse", R_OK | W_OK) != 0 || ws_session_lacks_privilege())
+    if (access("/dev/fuse", R_OK | W_OK) != 0 || ws_reads_lack_privilege())
         doctor_say(d, DOCTOR_NOTE, "grant", "%s", doctor_grant());
 }
 
