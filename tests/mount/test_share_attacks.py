@@ -217,7 +217,7 @@ def test_nodes_writer_killed():
     os.unlink(os.path.join(w.folder(1, 1), ".tmpAbCdEf"))
     w.write(1, 1, source)
     ender.join()
-    assert newest(w.agents[0]) == 1, w.shares[0].text()
+    wait_for(lambda: newest(w.agents[0]) == 1, "the version, which is tried again where it was looked at between two files")
     w.expect(1, source)
     assert os.path.exists(os.path.join(w.folder(1, 1), name))
 
