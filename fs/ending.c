@@ -1,4 +1,5 @@
 #include "fs/ending.h"
+#include "transports/base/end_signals.h"
 #include "transports/base/log.h"
 #include "transports/base/workers.h"
 #include <errno.h>
@@ -21,20 +22,10 @@ struct ws_ending {
     bool controls;             /* control has not been ended */
 };
 
-void ws_ending_signals(sigset_t *out)
-{
-    static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
-    struct sigaction now;
-    sigemptyset(out);
-    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
-        if (sigaction(signals[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN)
-            sigaddset(out, signals[i]);
-}
-
 void ws_ending_block_signals(sigset_t *before)
 {
     sigset_t held;
-    ws_ending_signals(&held);
+    ws_end_signals(&held);
     pthread_sigmask(SIG_BLOCK, &held, before);
 }
 
@@ -116,7 +107,7 @@ int ws_ending_watch(struct ws_ending **out, const struct ws_ending_options *o)
     sigset_t held;
     if (!e)
         return -ENOMEM;
-    ws_ending_signals(&held);
+    ws_end_signals(&held);
     e->options = *o;
     e->controls = true;
     e->mounts = o->place ? open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC) : -1;

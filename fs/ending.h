@@ -23,9 +23,7 @@ struct ws_ending_options {
 };
 struct ws_ending;
 
-/* The signals that end a mount, except where its parent had them ignored, as nohup does. */
-void ws_ending_signals(sigset_t *out);
-/* Blocks those in all threads that are started from now on. Called before any is. */
+/* Blocks the signals that end a mount (base/end_signals.h) in all threads that are started from now on. Called before any is. */
 void ws_ending_block_signals(sigset_t *before);
 WS_MUST_USE int ws_ending_watch(struct ws_ending **out, const struct ws_ending_options *o);
 /* The session is over: returns when nothing is under way any more. NULL is fine. */

@@ -46,13 +46,9 @@ static void id_of_version(void *life, uint64_t id, uint64_t model_id, const stru
     ws_life_add_version(life, id, model_id, version);
 }
 
-int ws_parts_start(struct ws_fs *fs, struct ws_error *err)
+static int make_store(struct ws_fs *fs, const char *mount_id, struct ws_error *err)
 {
     struct ws_store_options o = fs->options.store;
-    char host[256] = "localhost", mount_id[WS_MOUNT_ID_CHARS + 1];
-    (void)gethostname(host, sizeof(host) - 1);
-    snprintf(mount_id, sizeof(mount_id), "%.200s:%.300s", fs->options.host ? fs->options.host : host,
-             fs->options.mountpoint);
     o.source.mount_id = mount_id;
     o.own_memory = fs->reads == WS_READS_LINK;
     if (fs->life)
@@ -68,8 +64,11 @@ int ws_parts_start(struct ws_fs *fs, struct ws_error *err)
     ws_store_set_readers(fs->store, &(struct ws_store_readers){ws_readers_close, ws_readers_describe, fs});
     const struct ws_parents_options parents = {
         .rack = fs->options.rack, .token = fs->options.peer_token, .token_file = fs->options.peer_token_file};
-    if (fs->options.asks_parents && (rc = ws_store_ask_parents(fs->store, &parents, err)) < 0)
-        return rc;
+    return fs->options.asks_parents ? ws_store_ask_parents(fs->store, &parents, err) : 0;
+}
+
+static int make_control(struct ws_fs *fs, const char *mount_id, struct ws_error *err)
+{
     struct ws_control_options c = {.mountpoint = fs->options.mountpoint,
                                    .mount_id = mount_id,
                                    .passthrough = fs->reads == WS_READS_PASSTHROUGH,
@@ -81,30 +80,55 @@ int ws_parts_start(struct ws_fs *fs, struct ws_error *err)
                                    .files = fs->options.files,
                                    .config = fs->options.config,
                                    .state = fs->options.state};
-    rc = ws_control_new(&fs->control, fs->store, &c, err);
-    if (rc < 0)
-        return rc;
-    ws_control_on_event(fs->control, ws_fs_poll_event, fs);
-    if (fs->options.listen && (rc = ws_probes_new(&fs->probes, fs->options.listen, fs->options.listen_tokens,
-                                                  fs->control, err)) < 0)
-        return rc;
+    const int rc = ws_control_new(&fs->control, fs->store, &c, err);
+    if (rc == 0)
+        ws_control_on_event(fs->control, ws_fs_poll_event, fs);
+    return rc;
+}
+
+/* Of probes, and of other mounts. */
+static int make_servers(struct ws_fs *fs, struct ws_error *err)
+{
     struct ws_tcp_server_options serve = fs->options.serve;
+    int rc = fs->options.listen
+                 ? ws_probes_new(&fs->probes, fs->options.listen, fs->options.listen_tokens, fs->control, err)
+                 : 0;
+    if (rc < 0 || !serve.listen)
+        return rc;
     if (!serve.access.token && !serve.access.tokens_file) {
         serve.access.token = fs->options.store.source.token;
         serve.access.token_file = fs->options.store.source.token_file;
     }
     serve.access.makes_local_token = true;
-    if (serve.listen && (rc = ws_relay_new(&fs->relay, fs->store, fs->control, &serve, err)) < 0)
-        return rc;
-    if (fs->relay && fs->options.asks_parents)
+    rc = ws_relay_new(&fs->relay, fs->store, fs->control, &serve, err);
+    if (rc == 0 && fs->options.asks_parents)
         ws_store_serves_at(fs->store, ws_relay_port(fs->relay), serve.tls_cert_file);
-    rc = ws_mount_options_add_views(&fs->options, fs->store, err);
-    if (rc < 0)
-        return rc;
+    return rc;
+}
+
+/* Views and needs first: they say what is taken of the sources. */
+static int add_sources(struct ws_fs *fs, struct ws_error *err)
+{
     const bool is_lazy = fs->options.open == WS_OPEN_LAZY;
-    if ((is_lazy || ws_store_learns(fs->store)) && (rc = ws_lazy_new(&fs->lazy, fs->store, is_lazy, err)) < 0)
-        return rc;
-    rc = ws_mount_options_add_sources(&fs->options, fs->store, err);
+    int rc = ws_mount_options_add_views(&fs->options, fs->store, err);
+    if (rc == 0 && (is_lazy || ws_store_learns(fs->store)))
+        rc = ws_lazy_new(&fs->lazy, fs->store, is_lazy, err);
+    return rc < 0 ? rc : ws_mount_options_add_sources(&fs->options, fs->store, err);
+}
+
+int ws_parts_start(struct ws_fs *fs, struct ws_error *err)
+{
+    char host[256] = "localhost", mount_id[WS_MOUNT_ID_CHARS + 1];
+    (void)gethostname(host, sizeof(host) - 1);
+    snprintf(mount_id, sizeof(mount_id), "%.200s:%.300s", fs->options.host ? fs->options.host : host,
+             fs->options.mountpoint);
+    int rc = make_store(fs, mount_id, err);
+    if (rc == 0)
+        rc = make_control(fs, mount_id, err);
+    if (rc == 0)
+        rc = make_servers(fs, err);
+    if (rc == 0)
+        rc = add_sources(fs, err);
     if (rc == 0)
         ws_control_open_kept(fs->control);
     return rc;

@@ -1,10 +1,10 @@
 #include "fs/supervisor.h"
-#include "fs/ending.h"
 #include "fs/fuse/packet.h"
 #include "fs/supervised.h"
 #include "fs/takeover.h"
 #include "transports/base/clock.h"
 #include "transports/base/deaths.h"
+#include "transports/base/end_signals.h"
 #include "transports/base/log.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -53,7 +53,7 @@ static void keep(struct ws_kept *k, enum ws_kept_fd which, int fd)
 
 static void signals(sigset_t *out)
 {
-    ws_ending_signals(out);
+    ws_end_signals(out);
     sigaddset(out, SIGCHLD);
 }
 
@@ -316,10 +316,7 @@ static int count_death(struct watch *w, const char *how, struct ws_error *err)
     const char *what = w->options->what;
     ws_deaths_add(&w->deaths);
     if (ws_deaths_were(&w->deaths, w->deaths.most))
-        return ws_error_set(
-            err, EIO,
-            "the daemon of %s has died %zu times within %llu s, the last time of: %.600s; it is unmounted",
-            what, w->deaths.most, WS_DEATHS_WITHIN_NS / WS_SECOND_NS, how);
+        return ws_deaths_error(&w->deaths, what, how, "it is unmounted", err);
     if (ws_deaths_were(&w->deaths, w->deaths.most - 1))
         ws_kept_regions_close(&w->regions);
     ws_log(WS_LOG_ERROR, "mount", "the daemon has died, and another one takes over at=%s why=\"%s\"", what,

@@ -22,6 +22,12 @@ static int number(const char *value, unsigned long max, unsigned long *out)
     return ws_text_u64(value, out) < 0 || *out > max ? -EINVAL : 0;
 }
 
+/* Of an option whose `why` says what is wrong: -EINVAL would be said of its form. */
+static int explained(int rc)
+{
+    return rc == -EINVAL ? -ENODATA : rc;
+}
+
 const char *ws_mount_option_keep(struct ws_mount_options *o, const char *value)
 {
     if (o->n_strings == sizeof(o->strings) / sizeof(o->strings[0]))
@@ -45,30 +51,39 @@ static int keep_path(struct ws_mount_options *o, const char *value, const char *
     return *out ? 0 : -ENOMEM;
 }
 
-static int set_open(struct ws_mount_options *o, const char *value)
+/* Which of the words it is; -EINVAL: none. */
+static int word_of(const char *value, const char *const *words, size_t n)
 {
-    o->open = strcmp(value, "stream") == 0 ? WS_OPEN_STREAM
-              : strcmp(value, "lazy") == 0 ? WS_OPEN_LAZY
-                                           : WS_OPEN_WAIT;
-    return o->open != WS_OPEN_WAIT || strcmp(value, "wait") == 0 ? 0 : -EINVAL;
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(value, words[i]) == 0)
+            return (int)i;
+    return -EINVAL;
 }
 
-static const char *const reads_names[] = {"auto", "passthrough", "link", "cached"};
+#define SET_WORD(name, field, words)                                                                         \
+    static int name(struct ws_mount_options *o, const char *value)                                           \
+    {                                                                                                        \
+        const int i = word_of(value, words, sizeof(words) / sizeof((words)[0]));                             \
+        if (i >= 0)                                                                                          \
+            o->field = (unsigned)i;                                                                          \
+        return i < 0 ? i : 0;                                                                                \
+    }
+
+static const char *const reads_names[] = {[WS_READS_AUTO] = "auto",
+                                          [WS_READS_PASSTHROUGH] = "passthrough",
+                                          [WS_READS_LINK] = "link",
+                                          [WS_READS_CACHED] = "cached"};
+static const char *const open_names[] = {
+    [WS_OPEN_WAIT] = "wait", [WS_OPEN_STREAM] = "stream", [WS_OPEN_LAZY] = "lazy"};
+static const char *const provisional_names[] = {
+    [WS_PROVISIONAL_AUTO] = "auto", [WS_PROVISIONAL_ON] = "on", [WS_PROVISIONAL_OFF] = "off"};
+SET_WORD(set_open, open, open_names)
+SET_WORD(set_reads, reads, reads_names)
+SET_WORD(set_provisional, store.provisional, provisional_names)
 
 const char *ws_reads_name(enum ws_reads r)
 {
     return reads_names[r];
-}
-
-static int set_reads(struct ws_mount_options *o, const char *value)
-{
-    for (size_t i = 0; i < sizeof(reads_names) / sizeof(reads_names[0]); i++) {
-        if (strcmp(value, reads_names[i]) == 0) {
-            o->reads = (enum ws_reads)i;
-            return 0;
-        }
-    }
-    return -EINVAL;
 }
 
 static int set_cache(struct ws_mount_options *o, const char *value)
@@ -80,19 +95,6 @@ static int set_delta_cache(struct ws_mount_options *o, const char *value)
 {
     int rc = ws_number_size(value, &o->store.delta_cache_bytes);
     return rc < 0 && strcmp(value, "0") == 0 ? 0 : rc;
-}
-
-static int set_provisional(struct ws_mount_options *o, const char *value)
-{
-    static const char *const words[] = {
-        [WS_PROVISIONAL_AUTO] = "auto", [WS_PROVISIONAL_ON] = "on", [WS_PROVISIONAL_OFF] = "off"};
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
-        if (strcmp(value, words[i]) == 0) {
-            o->store.provisional = (enum ws_provisional)i;
-            return 0;
-        }
-    }
-    return -EINVAL;
 }
 
 static int set_copies(struct ws_mount_options *o, const char *value)
@@ -174,18 +176,6 @@ static int set_uid(struct ws_mount_options *o, const char *value)
     return keep_uid(o, value);
 }
 
-static int set_fuse_socket(struct ws_mount_options *o, const char *value)
-{
-    return keep_path(o, value, &o->given_socket);
-}
-
-static int set_supervised(struct ws_mount_options *o, const char *value)
-{
-    (void)value;
-    o->supervised = true;
-    return 0;
-}
-
 static int set_hung(struct ws_mount_options *o, const char *value)
 {
     unsigned long n = 0;
@@ -253,7 +243,7 @@ static int read_token(struct ws_mount_options *o, const char *value, const char 
     char *token;
     int rc = ws_token_read(value, NULL, &token, &o->why);
     if (rc < 0)
-        return rc == -EINVAL ? -ENODATA : rc; /* -EINVAL would be said of the option's form */
+        return explained(rc);
     if (o->n_tokens == sizeof(o->tokens) / sizeof(o->tokens[0])) {
         ws_secret_free(token);
         return -E2BIG;
@@ -297,6 +287,9 @@ SET_STRING(set_host, host)
 SET_STRING(set_listen, listen)
 SET_STRING(set_serve, serve.listen)
 SET_STRING(set_rack, rack)
+SET_STRING(set_root, root)
+SET_STRING(set_names, names)
+SET_STRING(keep_no_state, state)
 
 #define SET_PATH(name, field)                                                                                \
     static int name(struct ws_mount_options *o, const char *value)                                           \
@@ -308,15 +301,13 @@ SET_STRING(set_rack, rack)
     }
 SET_PATH(set_audit_log, audit_log)
 SET_PATH(set_log, log_file)
+SET_PATH(set_fuse_socket, given_socket)
 SET_PATH(keep_state, state)
 
 /* none: it keeps no settings. */
 static int set_state(struct ws_mount_options *o, const char *value)
 {
-    if (strcmp(value, "none") != 0)
-        return keep_state(o, value);
-    o->state = (char *)(uintptr_t)ws_mount_option_keep(o, value);
-    return o->state ? 0 : -ENOMEM;
+    return strcmp(value, "none") == 0 ? keep_no_state(o, value) : keep_state(o, value);
 }
 
 SET_PATH(set_config, config)
@@ -332,18 +323,6 @@ SET_PATH(set_serve_client_ca, serve.tls_client_ca_file)
 static int set_fsname(struct ws_mount_options *o, const char *value)
 {
     return value[0] ? keep_fsname(o, value) : -EINVAL;
-}
-
-static int set_root(struct ws_mount_options *o, const char *value)
-{
-    o->root = ws_mount_option_keep(o, value);
-    return o->root ? 0 : -ENOMEM;
-}
-
-static int set_names(struct ws_mount_options *o, const char *value)
-{
-    o->names = ws_mount_option_keep(o, value);
-    return o->names ? 0 : -ENOMEM;
 }
 
 static int set_group(struct ws_mount_options *o, const char *value)
@@ -369,7 +348,7 @@ static int set_verify(struct ws_mount_options *o, const char *value)
 static int add_verify_key(struct ws_mount_options *o, const char *value)
 {
     int rc = ws_trust_add(&o->trust, value, &o->why);
-    return rc == -EINVAL ? -ENODATA : rc; /* -EINVAL would be said of the option's form */
+    return explained(rc);
 }
 
 /* A list with ';' between; given again it adds to it. */
@@ -387,7 +366,7 @@ static int add_words(struct ws_mount_options *o, const char *value, const char *
         else if (!check || (rc = check(word, &o->why)) == 0)
             list[(*n)++] = word;
     }
-    return rc == -EINVAL ? -ENODATA : rc; /* -EINVAL would be said of the option's form */
+    return explained(rc);
 }
 
 static int add_derive(struct ws_mount_options *o, const char *value)
@@ -410,7 +389,7 @@ static int add_need(struct ws_mount_options *o, const char *value)
         rc = ws_error_set(&o->why, E2BIG, "it may be given %d times", WS_MAX_NEEDS);
     if (rc == 0)
         o->needs[o->n_needs++] = kept;
-    return rc == -EINVAL ? -ENODATA : rc; /* -EINVAL would be said of the option's form */
+    return explained(rc);
 }
 
 static int set_derive_family(struct ws_mount_options *o, const char *value)
@@ -431,6 +410,7 @@ SET_FLAG(set_no_allow_other, no_allow_other)
 SET_FLAG(set_prefetch, prefetch)
 SET_FLAG(set_ucx, store.ucx)
 SET_FLAG(set_debug, debug)
+SET_FLAG(set_supervised, supervised)
 SET_FLAG(set_insecure, store.source.insecure)
 SET_FLAG(set_serve_insecure, serve.access.insecure)
 

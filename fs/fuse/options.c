@@ -8,7 +8,6 @@
 #include "fs/store/derived.h"
 #include "fs/store/needs.h"
 #include "transports/base/log.h"
-#include "transports/base/name.h"
 #include "transports/base/secret.h"
 #include <errno.h>
 #include <limits.h>

@@ -65,10 +65,9 @@ __attribute__((format(printf, 1, 2))) int cli_usage(const char *format, ...);
 /* First line of a file or pipe without its newline (tokens), in secret memory (secret.h). Exits with a sentence on
  * failure. */
 char *cli_read_token(const char *path);
-/* Blocks until SIGINT or SIGTERM. To be called after cli_block_signals in main thread. */
+/* Blocks until a signal that ends programs (base/end_signals.h). To be called after cli_block_signals in main thread. */
 void cli_block_signals(void);
 int cli_wait_signal(void);
-void cli_stop_signals(sigset_t *set); /* those that it waits for */
 /* For a daemon: as many open files as the hard limit allows. */
 void cli_allow_descriptors(void);
 

@@ -1,6 +1,7 @@
 /* Figures: sizes, rates, clocks, secrets and signals for the subcommands. */
 #include "mount-helpers/cli/cli.h"
 #include "transports/access/bearer.h"
+#include "transports/base/end_signals.h"
 #include "transports/base/number.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -66,18 +67,10 @@ char *cli_read_token(const char *path)
     return token;
 }
 
-void cli_stop_signals(sigset_t *set)
-{
-    sigemptyset(set);
-    sigaddset(set, SIGINT);
-    sigaddset(set, SIGTERM);
-    sigaddset(set, SIGHUP);
-}
-
 void cli_block_signals(void)
 {
     sigset_t set;
-    cli_stop_signals(&set);
+    ws_end_signals(&set);
     sigprocmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
 }
@@ -86,7 +79,7 @@ int cli_wait_signal(void)
 {
     sigset_t set;
     int sig;
-    cli_stop_signals(&set);
+    ws_end_signals(&set);
     while (sigwait(&set, &sig))
         ;
     return sig;

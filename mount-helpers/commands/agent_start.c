@@ -1,5 +1,5 @@
 #include "mount-helpers/commands/agent_start.h"
-#include "mount-helpers/cli/cli.h"
+#include "transports/base/end_signals.h"
 #include "transports/base/log.h"
 #include "transports/base/workers.h"
 #include <errno.h>
@@ -26,7 +26,7 @@ static void *watch(void *arg)
 {
     struct agent_start *s = arg;
     sigset_t set;
-    cli_stop_signals(&set);
+    ws_end_signals(&set);
     const int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     struct pollfd fds[] = {{.fd = s->over, .events = POLLIN}, {.fd = signals, .events = POLLIN}};
     int n;

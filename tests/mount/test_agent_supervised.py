@@ -392,6 +392,19 @@ def test_ends(whose):
     assert not os.path.exists(f"/proc/{daemon}")
 
 
+@pytest.mark.parametrize("kind", [Agent, Supervised])
+def test_ignored_signals_are_no_end(kind):
+    "signals that its parent had ignored, as nohup and shells' background do, end neither it nor the care for what dies later"
+    agent = type("Ignoring", (kind,), {"prefix": ("env", "--ignore-signal=HUP", "--ignore-signal=INT")})()
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    for sig in (signal.SIGHUP, signal.SIGINT):
+        os.kill(agent.pid, sig)
+    if kind is Supervised:
+        agent.kill_daemon()
+    agent.publish("actor", 2, checkpoint(SMALL, seed=2))
+    assert [v["version"] for v in agent.get("/v1/models")["models"][0]["versions"]] in ([1, 2], [2, 1])
+
+
 def test_supervisor_is_killed():
     "its agent serves on, and takes new versions"
     agent = Supervised()

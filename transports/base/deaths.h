@@ -3,6 +3,7 @@
 #ifndef WS_TRANSPORTS_BASE_DEATHS_H
 #define WS_TRANSPORTS_BASE_DEATHS_H
 #include "transports/base/clock.h"
+#include "transports/base/error.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,5 +20,8 @@ void ws_deaths_init(struct ws_deaths *d);
 void ws_deaths_add(struct ws_deaths *d); /* now */
 /* Were the last `times` within a minute? */
 bool ws_deaths_were(const struct ws_deaths *d, size_t times);
+/* -EIO and its text, where it gives up: whose daemons they were, how the last one died, and what becomes of it. */
+int ws_deaths_error(const struct ws_deaths *d, const char *whose, const char *how, const char *outcome,
+                    struct ws_error *err);
 
 #endif

@@ -1,5 +1,6 @@
 #include "transports/base/respawn.h"
 #include "transports/base/deaths.h"
+#include "transports/base/end_signals.h"
 #include "transports/base/log.h"
 #include <errno.h>
 #include <poll.h>
@@ -22,10 +23,8 @@ struct watch {
 
 static void signals(sigset_t *out)
 {
-    static const int of[] = {SIGTERM, SIGINT, SIGHUP, SIGCHLD};
-    sigemptyset(out);
-    for (size_t i = 0; i < sizeof(of) / sizeof(of[0]); i++)
-        sigaddset(out, of[i]);
+    ws_end_signals(out);
+    sigaddset(out, SIGCHLD);
 }
 
 static void pass_on(struct watch *w, int signal)
@@ -67,9 +66,7 @@ static int judge(struct watch *w, int status, bool *is_over, struct ws_error *er
         return ws_error_set(err, EINTR, "the daemon of %s was told to end, and died: %s", name, how);
     ws_deaths_add(&w->deaths);
     if (ws_deaths_were(&w->deaths, w->deaths.most))
-        return ws_error_set(err, EIO,
-                            "the daemon of %s has died %zu times within %llu s, the last time of: %s; %s",
-                            name, w->deaths.most, WS_DEATHS_WITHIN_NS / WS_SECOND_NS, how, w->what->at_end);
+        return ws_deaths_error(&w->deaths, name, how, w->what->at_end, err);
     ws_log(WS_LOG_ERROR, w->what->component,
            "the daemon has died, and another one takes over at=%s signal=\"%s\"", name, how);
     *is_over = false;
