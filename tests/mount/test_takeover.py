@@ -189,3 +189,26 @@ def test_waits_for_a_command():
     writer.join(60 * SLOW)
     assert r.returncode == 0 and said == [None] and engine.serves() == "2", (r.stdout, said)
     assert m.text("actor/version") == "2\n"
+
+
+def collected(pid):
+    "of the children that a process has collected: the pages that they touched"
+    with open(f"/proc/{pid}/stat") as f:
+        return int(f.read().rsplit(")", 1)[1].split()[8])
+
+
+def test_told_to_end_meanwhile():
+    "a mount that is told to end while a takeover waits for its daemon ends, instead of beginning anew with the other binary"
+    agent, folder, m = published()
+    daemon, before = m.daemon, collected(m.pid)
+    os.kill(daemon, signal.SIGSTOP)
+    at_end(lambda: has_ended(daemon) or os.kill(daemon, signal.SIGCONT))
+    client = subprocess.Popen([binary(), "mount", "--takeover", m.path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    at_end(client.kill)
+    wait_for(lambda: collected(m.pid) > before, "the trial to be over")
+    m.process.terminate()
+    said = client.communicate(timeout=120 * SLOW)[0]
+    assert client.returncode == 1 and "was told to end meanwhile" in said, said
+    assert binaries(m)[0] == os.path.realpath(WSYNC)
+    os.kill(daemon, signal.SIGCONT)
+    assert m.process.wait(60 * SLOW) == 0 and not m.mounted(), m.text()
