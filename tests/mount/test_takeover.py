@@ -46,15 +46,25 @@ def address(mount):
     return f"/run/wsync-mounts/{os.major(device)}:{os.minor(device)}"
 
 
-def ask(mount, wire, release, path):
-    """What the supervisor answers to a program that is not wsync, or not ours."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s, open(path, "rb") as f:
-        s.settimeout(60 * SLOW)
-        s.connect(address(mount))
+def request(at, wire, release, path):
+    """Asks as a program does that is not wsync, or not ours: a socket."""
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.settimeout(60 * SLOW)
+    s.connect(at)
+    with open(path, "rb") as f:
         socket.send_fds(s, [struct.pack("I60s", wire, release.encode())], [f.fileno()])
-        answer = s.recv(4096)
-    _, _, code, text = struct.unpack_from("I60si1024s", answer)
+    return s
+
+
+def answer(s):
+    "what the supervisor answers"
+    with s:
+        _, _, code, text = struct.unpack_from("I60si1024s", s.recv(4096))
     return code, text.split(b"\0")[0].decode()
+
+
+def ask(mount, wire, release, path):
+    return answer(request(address(mount), wire, release, path))
 
 
 def offloaded(kind=Supervised):
@@ -200,15 +210,14 @@ def collected(pid):
 def test_told_to_end_meanwhile():
     "a mount that is told to end while a takeover waits for its daemon ends, instead of beginning anew with the other binary"
     agent, folder, m = published()
-    daemon, before = m.daemon, collected(m.pid)
+    daemon, at, before = m.daemon, address(m), collected(m.pid)
     os.kill(daemon, signal.SIGSTOP)
     at_end(lambda: has_ended(daemon) or os.kill(daemon, signal.SIGCONT))
-    client = subprocess.Popen([binary(), "mount", "--takeover", m.path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    at_end(client.kill)
+    client = request(at, 1, OTHER, binary())
     wait_for(lambda: collected(m.pid) > before, "the trial to be over")
     m.process.terminate()
-    said = client.communicate(timeout=120 * SLOW)[0]
-    assert client.returncode == 1 and "was told to end meanwhile" in said, said
+    code, text = answer(client)
+    assert code == errno.ESHUTDOWN and "was told to end meanwhile" in text, (code, text)
     assert binaries(m)[0] == os.path.realpath(WSYNC)
     os.kill(daemon, signal.SIGCONT)
     assert m.process.wait(60 * SLOW) == 0 and not m.mounted(), m.text()
