@@ -121,6 +121,14 @@ static void become(struct watch *w)
     refuse(w, -rc, strerror(-rc));
 }
 
+/* What it was to become would not know. */
+static void told_to_end(struct watch *w)
+{
+    w->ends = true;
+    if (w->state == IDLES)
+        refuse(w, ESHUTDOWN, "the mount was told to end meanwhile");
+}
+
 static void undo(struct watch *w, const char *why)
 {
     struct ws_kept *k = w->kept;
@@ -176,7 +184,7 @@ static void listen_to(struct watch *w)
     if (word.kind == WS_WORD_FORGET)
         ws_kept_regions_forget(&w->regions, word.text);
     if (word.kind == WS_WORD_CUT) {
-        w->ends = true;
+        told_to_end(w);
         w->options->cut(w->options->arg);
     } else if (word.kind == WS_WORD_FAILED) {
         snprintf(w->failed, sizeof(w->failed), "%s", word.text);
@@ -186,7 +194,7 @@ static void listen_to(struct watch *w)
                  k->is_undone ? " serves on: " : " serves it now", k->is_undone ? k->why : "");
         w->state = SERVES;
         answer(w, k->is_undone ? EIO : 0, text);
-    } else if (word.kind == WS_WORD_IDLE && w->state == IDLES) {
+    } else if (word.kind == WS_WORD_IDLE && w->state == IDLES && k->daemon > 0) {
         become(w);
     } else if (word.kind == WS_WORD_BUSY && w->state == IDLES) {
         refuse(w, EBUSY,
@@ -249,7 +257,7 @@ static void pass_on(struct watch *w)
     while (read(w->signals, &one, sizeof(one)) == (ssize_t)sizeof(one)) {
         const int signal = (int)one.ssi_signo;
         if (signal == SIGTERM || signal == SIGINT) {
-            w->ends = true;
+            told_to_end(w);
             ws_log(WS_LOG_INFO, "mount", "told to end at=%s by=%u", w->options->what, one.ssi_pid);
         }
         if (signal != SIGCHLD)
@@ -285,13 +293,14 @@ static int wait_for_end(struct watch *w)
             pass_on(w);
         if (fds[1].revents)
             listen_to(w);
-        if (fds[2].revents)
+        if (fds[2].revents && !w->ends)
             hear(w);
         if (w->state != SERVES && w->until_ns && ws_clock_ns() >= w->until_ns)
             over_time(w);
         if (asks && ws_clock_ns() >= w->round_ns)
             ask(w, ws_clock_ns());
     }
+    k->daemon = 0; /* its number may be another process's by now */
     struct pollfd last_words = {.fd = k->fds[WS_KEPT_CHANNEL], .events = POLLIN};
     while (k->fds[WS_KEPT_CHANNEL] >= 0 && poll(&last_words, 1, 0) > 0)
         listen_to(w);
@@ -434,7 +443,6 @@ int ws_supervisor_run(const struct ws_supervisor_options *o, bool *is_daemon, st
             rc = start(&w, is_daemon, err);
         if (rc == 0 && !*is_daemon) {
             const int status = wait_for_end(&w);
-            k->daemon = 0;
             rc = judge(&w, status, &is_over, err);
         }
     }

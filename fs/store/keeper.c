@@ -79,6 +79,8 @@ void ws_keeper_took(struct ws_version *v, uint64_t bytes)
     s->kept_bytes -= counted;
     s->used_bytes += bytes - counted;
     v->own_bytes += bytes;
+    if (!v->named) /* it has lost its name meanwhile */
+        s->waiting_bytes += bytes;
     pthread_mutex_unlock(&s->lock);
 }
 

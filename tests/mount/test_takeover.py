@@ -46,15 +46,25 @@ def address(mount):
     return f"/run/wsync-mounts/{os.major(device)}:{os.minor(device)}"
 
 
-def ask(mount, wire, release, path):
-    """What the supervisor answers to a program that is not wsync, or not ours."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s, open(path, "rb") as f:
-        s.settimeout(60 * SLOW)
-        s.connect(address(mount))
+def request(at, wire, release, path):
+    """Asks as a program does that is not wsync, or not ours: a socket."""
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.settimeout(60 * SLOW)
+    s.connect(at)
+    with open(path, "rb") as f:
         socket.send_fds(s, [struct.pack("I60s", wire, release.encode())], [f.fileno()])
-        answer = s.recv(4096)
-    _, _, code, text = struct.unpack_from("I60si1024s", answer)
+    return s
+
+
+def answer(s):
+    "what the supervisor answers"
+    with s:
+        _, _, code, text = struct.unpack_from("I60si1024s", s.recv(4096))
     return code, text.split(b"\0")[0].decode()
+
+
+def ask(mount, wire, release, path):
+    return answer(request(address(mount), wire, release, path))
 
 
 def offloaded(kind=Supervised):
@@ -189,3 +199,25 @@ def test_waits_for_a_command():
     writer.join(60 * SLOW)
     assert r.returncode == 0 and said == [None] and engine.serves() == "2", (r.stdout, said)
     assert m.text("actor/version") == "2\n"
+
+
+def collected(pid):
+    "of the children that a process has collected: the pages that they touched"
+    with open(f"/proc/{pid}/stat") as f:
+        return int(f.read().rsplit(")", 1)[1].split()[8])
+
+
+def test_told_to_end_meanwhile():
+    "a mount that is told to end while a takeover waits for its daemon ends, instead of beginning anew with the other binary"
+    agent, folder, m = published()
+    daemon, at, before = m.daemon, address(m), collected(m.pid)
+    os.kill(daemon, signal.SIGSTOP)
+    at_end(lambda: has_ended(daemon) or os.kill(daemon, signal.SIGCONT))
+    client = request(at, 1, OTHER, binary())
+    wait_for(lambda: collected(m.pid) > before, "the trial to be over")
+    m.process.terminate()
+    code, text = answer(client)
+    assert code == errno.ESHUTDOWN and "was told to end meanwhile" in text, (code, text)
+    assert binaries(m)[0] == os.path.realpath(WSYNC)
+    os.kill(daemon, signal.SIGCONT)
+    assert m.process.wait(60 * SLOW) == 0 and not m.mounted(), m.text()
