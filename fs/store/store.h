@@ -230,10 +230,10 @@ struct ws_version_info {
     double stalled_seconds;         /* all of them */
     uint64_t created_ns;            /* when it was published, CLOCK_REALTIME; 0: unknown */
     bool pinned, retired, has_manifest, at_source; /* at_source: a source still serves it, or all its parts */
-    unsigned n_sources;                   /* that list it whole */
-    uint64_t bad_blocks;                  /* blocks fetched again because a hash differed */
-    int error_code;                       /* positive; 0: none */
-    char error[WS_ERROR_TEXT];            /* why it failed */
+    unsigned n_sources;                            /* that list it whole */
+    uint64_t bad_blocks;                           /* blocks fetched again because a hash differed */
+    int error_code;                                /* positive; 0: none */
+    char error[WS_ERROR_TEXT];                     /* why it failed */
 };
 void ws_version_info(struct ws_version *v, struct ws_version_info *out);
 /* What is needed of the model of that name (needs.h), as it was written; empty: all of it. */
