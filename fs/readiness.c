@@ -25,8 +25,8 @@ void ws_readiness_await(struct ws_fs *fs)
         return;
     fs->sources_until_ns = ws_clock_ns() + (uint64_t)fs->options.deadline_ms * WS_MS_NS;
     ws_control_wait_kept(fs->control, FIRST_CONTACT_MS);
-    (void)ws_store_wait_first(
-        fs->store, FIRST_CONTACT_MS); /* before its models are known, none has a `current` to wait for */
+    (void)ws_store_wait_first(fs->store,
+                              NEXT_CURRENT_MS); /* before that nothing is known that could be current */
     ws_control_wait_restored(fs->control, NEXT_CURRENT_MS);
 }
 
