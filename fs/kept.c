@@ -46,7 +46,7 @@ static bool read_given(int fd)
 void ws_kept_begin(void)
 {
     const char *text = getenv(NAME);
-    const int fd = text ? atoi(text) : -1;
+    const int fd = text ? (int)strtol(text, NULL, 10) : -1;
     if (!getcwd(folder, sizeof(folder)))
         snprintf(folder, sizeof(folder), "/");
     is_given = fd > STDERR_FILENO && read_given(fd);

@@ -205,12 +205,14 @@ static void listen_to(struct watch *w)
 static bool is_traced(pid_t pid)
 {
     char path[48], line[128];
-    int tracer = 0;
+    long tracer = 0;
     snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
     FILE *f = fopen(path, "re");
     while (f && fgets(line, sizeof(line), f))
-        if (sscanf(line, "TracerPid: %d", &tracer) == 1)
+        if (strncmp(line, "TracerPid:", 10) == 0) {
+            tracer = strtol(line + 10, NULL, 10);
             break;
+        }
     if (f)
         fclose(f);
     return tracer != 0;

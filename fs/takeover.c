@@ -57,7 +57,7 @@ static int address_of(dev_t dev, struct sockaddr_un *out)
 /* The folder, which is ours alone, locked: a descriptor. */
 static int lock_folder(const struct sockaddr_un *a)
 {
-    struct stat st;
+    struct stat st = {0};
     char folder[sizeof(a->sun_path)];
     snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(a->sun_path, '/') - a->sun_path), a->sun_path);
     if (mkdir(folder, 0700) != 0 && errno != EEXIST)

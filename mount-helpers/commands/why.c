@@ -58,9 +58,9 @@ static double time_of(const char *text)
 {
     struct tm tm = {0};
     const char *rest = strptime(text, "%Y-%m-%dT%H:%M:%S", &tm);
-    double fraction = 0;
-    char end;
-    if (!rest || (*rest == '.' && sscanf(rest, "%lf%c", &fraction, &end) != 2))
+    char *end = NULL;
+    const double fraction = rest && *rest == '.' ? strtod(rest, &end) : 0;
+    if (!rest || (end && (end == rest || !*end)))
         return NAN;
     return (double)timegm(&tm) + fraction;
 }
@@ -101,8 +101,9 @@ static void read_events(char *text, const char *version, json_t *steps)
 static double number_of(const char *what, const char *key)
 {
     const char *at = what ? strstr(what, key) : NULL;
-    double n;
-    return at && sscanf(at + strlen(key), "%lf", &n) == 1 ? n : NAN;
+    char *end = NULL;
+    const double n = at ? strtod(at + strlen(key), &end) : NAN;
+    return at && end != at + strlen(key) ? n : NAN;
 }
 
 static const char *event_of(const json_t *step)

@@ -38,10 +38,9 @@ json_t *ws_machine_facts(void)
     if (o && uname(&u) == 0)
         json_object_set_new(o, "kernel", ws_json_text(u.release));
     if (o && sysinfo(&memory) == 0) {
-        json_object_set_new(o, "memory",
-                            json_integer((json_int_t)((uint64_t)memory.totalram * memory.mem_unit)));
-        json_object_set_new(o, "memory_free",
-                            json_integer((json_int_t)((uint64_t)memory.freeram * memory.mem_unit)));
+        const json_int_t unit = memory.mem_unit;
+        json_object_set_new(o, "memory", json_integer((json_int_t)memory.totalram * unit));
+        json_object_set_new(o, "memory_free", json_integer((json_int_t)memory.freeram * unit));
     }
     return o;
 }
