@@ -7,6 +7,7 @@ import threading
 from derived import VIEW, llama
 from ranks import Rank, Reader, Refused, ask_all, expected
 from service_manager import Manager
+from sharing import Share, save
 from span import Span, say
 from world import *
 
@@ -225,6 +226,29 @@ def test_delta_to_what_was_taken_over():
     wait_for(lambda: [d["base"] for d in agent.get("/v1/actor/3/manifest")["deltas"]] == [2], "a delta on version 2")
     mount.wait_version("actor", 3)
     assert tensors_of(mount.file("actor/3/model.safetensors")) == expected(3, ELEMENTS)
+
+
+def test_what_was_deleted():
+    "versions that the trainer's framework has deleted, and their views, stay so: mounts that come after the death do not show them"
+    agent, root = Supervised("--derive", VIEW), unique("out")
+    Share(agent, root)
+    mount = Mount(agent.url)
+    for version in (1, 2):
+        source, folder = llama(seed=version), os.path.join(root, f"step_{version}")
+        os.mkdir(folder)
+        shutil.copy2(os.path.join(source, "config.json"), folder)
+        save(source, folder, "model.safetensors")
+        for model in ("actor", VIEW):
+            mount.wait_version(model, version)
+    shutil.rmtree(os.path.join(root, "step_1"))
+    wait_for(lambda: not os.path.exists(mount.file("actor/1")), "the version to be hidden")
+    for _ in range(2):
+        agent.kill_daemon()
+        assert sorted(agent.versions()) == sorted(agent.versions(VIEW)) == [1, 2]
+        later = Mount(agent.url)
+        for model in ("actor", VIEW):
+            later.wait_version(model, 2)
+            assert [n for n in os.listdir(later.file(model)) if n.isdigit()] == ["2"], model
 
 
 @pytest.mark.parametrize("what", ["damaged", "another release"])

@@ -196,9 +196,12 @@ static int read_damaged(void)
         CHECK(rc == -EBADMSG || rc == -EPROTO);
         at[i] ^= 0x40;
     }
-    CHECK(check_same(&s) == 0);
+    CHECK(check_same(&s) == 0 && !ws_slot_record_is_deleted(&s));
+    ws_slot_record_delete(&s);
+    CHECK(check_same(&s) == 0 && ws_slot_record_is_deleted(&s));
     ws_slot_retire(&s);
-    CHECK(read_back(&s, &got) == -EAGAIN);
+    ws_slot_record_delete(&s);
+    CHECK(read_back(&s, &got) == -EAGAIN && !ws_slot_record_is_deleted(&s));
     ws_slot_clear(&s);
     ws_slot_empty(&s);
     return 0;

@@ -17,6 +17,8 @@
 #define FILE_CHARS    256
 #define BLOCK_CHARS   (WS_HASH_DIGITS + 3)
 #define ESCAPED       6 /* characters of one in JSON, at most */
+#define SERVED        1
+#define DELETED       2
 
 struct head {
     char magic[sizeof(MAGIC) - 1], release[RELEASE_CHARS];
@@ -105,7 +107,7 @@ void ws_slot_record_serve(struct ws_slot *s, const char *nodes)
         memcpy(text_of(s->record), text, n);
         memcpy(text_of(s->record) + n, s->json, s->json_bytes);
         h->hash = ws_hash(text_of(s->record), n + s->json_bytes);
-        atomic_store(&h->served, 1);
+        atomic_store(&h->served, SERVED);
     } else {
         ws_log(WS_LOG_WARN, "agent", "it will not outlive this agent version=%" PRIu64 " run=%s", s->version,
                s->lineage);
@@ -122,6 +124,18 @@ void ws_slot_record_unserve(struct ws_slot *s)
 bool ws_slot_record_is_served(const struct ws_slot *s)
 {
     return s->record && atomic_load(&head_of(s->record)->served);
+}
+
+void ws_slot_record_delete(struct ws_slot *s)
+{
+    uint64_t before = SERVED;
+    if (s->record)
+        (void)atomic_compare_exchange_strong(&head_of(s->record)->served, &before, DELETED);
+}
+
+bool ws_slot_record_is_deleted(const struct ws_slot *s)
+{
+    return s->record && atomic_load(&head_of(s->record)->served) == DELETED;
 }
 
 /* --- reading --- */
@@ -151,7 +165,7 @@ static int check_head(struct ws_region *record, struct ws_error *err)
     const uint64_t served = atomic_load(&h->served);
     if (served == 0)
         return ws_error_set(err, EAGAIN, "the slot is not served");
-    if (memcmp(h->magic, MAGIC, sizeof(h->magic) - 1) != 0 || served != 1)
+    if (memcmp(h->magic, MAGIC, sizeof(h->magic) - 1) != 0 || served > DELETED)
         return damaged("it is no record", err);
     put_release(release);
     if (memcmp(h->magic, MAGIC, sizeof(h->magic)) != 0 || memcmp(h->release, release, sizeof(release)) != 0)

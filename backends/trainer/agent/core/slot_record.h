@@ -3,7 +3,8 @@
  *
  *     "wsync-kept-slot1"       16 bytes; the last one is the format
  *     release                  16 bytes: of the agent, as text with zeros after it
- *     served                   8 bytes: 1 while the version is served as it is, else 0
+ *     served                   8 bytes: 1 while the version is served as it is, 2 once the trainer's framework has deleted it, too
+ *                              (ranks/retired.c), else 0
  *     n, m                     8 bytes each
  *     hash                     8 bytes: XXH3-64 of the n + m bytes that follow
  *     n bytes                  {"id","placement","base","begun_ns","files":["file-0123456789abcdef", ..],"nodes"}. files: names in the
@@ -33,6 +34,10 @@ void ws_slot_record_serve(struct ws_slot *s, const char *nodes);
 void ws_slot_record_unserve(struct ws_slot *s);
 
 bool ws_slot_record_is_served(const struct ws_slot *s);
+
+/* The trainer's framework has deleted the version, if the slot serves one; it is served on. Until it is not served. */
+void ws_slot_record_delete(struct ws_slot *s);
+bool ws_slot_record_is_deleted(const struct ws_slot *s);
 
 /* What a record says: the slot, without regions, which owns the record. */
 struct ws_kept_slot {

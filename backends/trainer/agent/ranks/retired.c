@@ -5,14 +5,19 @@
  *   POST /v1/{model}/{version}/retire[?run=R]     {}
  *
  * Of a trainer that spans nodes each agent names what was deleted on its node, beside its part: deleted on one is
- * deleted. So the request is not for the primary alone. */
+ * deleted. So the request is not for the primary alone.
+ *
+ * The agent that takes slots over from one that died (kept/) learns it from their records: those of the version, and of its parts and views. */
 #include "backends/trainer/agent/core/features.h"
 #include "backends/trainer/agent/core/journal.h"
 #include "backends/trainer/agent/core/models.h"
+#include "backends/trainer/agent/core/slot_record.h"
+#include "backends/trainer/agent/core/slots.h"
 #include "transports/base/log.h"
 #include "transports/base/name.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 struct retired {
@@ -31,6 +36,47 @@ static bool has(const struct ws_agent_model *m, const struct ws_version_id *id)
         if (ws_version_id_equal(&retired_of(m)->ids[i], id))
             return true;
     return false;
+}
+
+/* What a model is a part or a view of, or its own name. */
+static void find_whole(const char *model, char out[WS_MAX_NAME + 1])
+{
+    if (!ws_name_is_node_part(model, out, NULL, NULL) && !ws_name_is_view(model, out, NULL))
+        snprintf(out, WS_MAX_NAME + 1, "%s", model);
+}
+
+static void add(struct ws_agent_model *m, const struct ws_version_id *id)
+{
+    if (!has(m, id))
+        retired_of(m)->ids[retired_of(m)->next++ % WS_MAX_RETIRED] = *id;
+}
+
+/* Under lock. */
+static void mark_slots(const struct ws_agent *a, const struct ws_agent_model *m,
+                       const struct ws_version_id *id)
+{
+    char whole[WS_MAX_NAME + 1];
+    for (struct ws_agent_model *i = a->models; i; i = i->next) {
+        find_whole(i->name, whole);
+        struct ws_slot *s = strcmp(whole, m->name) == 0 ? ws_slots_find(i, id) : NULL;
+        if (s)
+            ws_slot_record_delete(s);
+    }
+}
+
+/* Of a version that was taken over its record says it; that of a view that is made later has to be told. */
+static void filled(struct ws_agent *a, struct ws_agent_model *m, struct ws_slot *s)
+{
+    const struct ws_version_id id = ws_version_id_make(s->version, s->lineage);
+    char whole[WS_MAX_NAME + 1];
+    find_whole(m->name, whole);
+    const bool is_deleted = ws_slot_record_is_deleted(s);
+    struct ws_agent_model *of =
+        is_deleted ? ws_agent_model_find_or_add(a, whole) : ws_agent_model_find(a, whole);
+    if (of && is_deleted)
+        add(of, &id);
+    else if (of && has(of, &id))
+        ws_slot_record_delete(s);
 }
 
 /* Under lock. Of a run that this agent does not know it may be told, too: the agent before it announced that. */
@@ -55,7 +101,8 @@ static int retire(struct ws_agent *a, const struct ws_api_request *q, bool *is_n
     *is_new = rc == 0 && !has(m, &id);
     if (!*is_new)
         return rc;
-    retired_of(m)->ids[retired_of(m)->next++ % WS_MAX_RETIRED] = id;
+    add(m, &id);
+    mark_slots(a, m, &id);
     ws_log(WS_LOG_INFO, "agent", "retired model=%s version=%" PRIu64 " run=%s", m->name, id.version,
            id.lineage);
     return 0;
@@ -109,6 +156,7 @@ static const struct ws_api_route routes[] = {WS_API_ROUTE("POST", "/v1/{model}/{
 
 const struct ws_agent_feature ws_feature_retired = {
     .model_bytes = sizeof(struct retired),
+    .filled = filled,
     .list = list,
     .routes = routes,
     .route = route,
