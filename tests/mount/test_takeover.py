@@ -210,6 +210,7 @@ def collected(pid):
 def test_told_to_end_meanwhile():
     "a mount that is told to end while a takeover waits for its daemon ends, instead of beginning anew with the other binary"
     agent, folder, m = published()
+    assert take_over(WSYNC, m).returncode == 0  # its daemon has said that it serves, before it is stopped
     daemon, at, before = m.daemon, address(m), collected(m.pid)
     os.kill(daemon, signal.SIGSTOP)
     at_end(lambda: has_ended(daemon) or os.kill(daemon, signal.SIGCONT))
