@@ -6,6 +6,7 @@
 #include "transports/base/deaths.h"
 #include "transports/base/end_signals.h"
 #include "transports/base/log.h"
+#include "transports/base/respawn.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -375,7 +376,7 @@ static int start(struct watch *w, bool *is_daemon, struct ws_error *err)
         return ws_error_set(err, EAGAIN, "%d daemons of %s have died: mount it anew", WS_LIVES, what);
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
         return ws_error_set(err, errno, "cannot make a socket for a daemon of %s: %s", what, strerror(errno));
-    k->daemon = fork();
+    k->daemon = ws_respawn_fork();
     if (k->daemon < 0)
         return ws_error_set(err, errno, "cannot start a daemon for %s: %s", what, strerror(errno));
     *is_daemon = k->daemon == 0;

@@ -13,6 +13,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define FORK_TRIES 300
+#define FORK_NS    (WS_SECOND_NS / 5) /* between two */
+
 struct watch {
     const struct ws_respawn *what;
     int signals; /* a descriptor of them */
@@ -73,13 +76,24 @@ static int judge(struct watch *w, int status, bool *is_over, struct ws_error *er
     return 0;
 }
 
+pid_t ws_respawn_fork(void)
+{
+    const struct timespec wait = {.tv_nsec = FORK_NS};
+    pid_t pid = fork();
+    for (int i = 1; pid < 0 && (errno == EAGAIN || errno == ENOMEM) && i < FORK_TRIES; i++) {
+        (void)nanosleep(&wait, NULL);
+        pid = fork();
+    }
+    return pid;
+}
+
 /* In each daemon and in the supervisor as ws_respawn_run. */
 static int supervise(struct watch *w, bool *is_daemon, struct ws_error *err)
 {
     bool is_over = false;
     int rc = 0;
     while (rc == 0 && !is_over) {
-        w->daemon = fork();
+        w->daemon = ws_respawn_fork();
         if (w->daemon < 0)
             return ws_error_set(err, errno, "cannot start a daemon for %s: %s", w->what->name,
                                 strerror(errno));

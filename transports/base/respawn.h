@@ -8,6 +8,7 @@
 #define WS_TRANSPORTS_BASE_RESPAWN_H
 #include "transports/base/error.h"
 #include <stdbool.h>
+#include <sys/types.h>
 
 struct ws_respawn {
     const char *name; /* for messages: "the daemon of NAME has died" */
@@ -18,6 +19,10 @@ struct ws_respawn {
     /* Takes what has come there, and does not wait. After a death, too, before the next daemon is started. */
     void (*receive)(void *arg);
 };
+
+/* fork(2), tried again for a minute while the machine, or a group of processes, has no room for another one: what is kept would be lost
+ * for a moment's lack. */
+pid_t ws_respawn_fork(void);
 
 /* Before any thread is started, with the signals blocked that a daemon waits for. Returns 0 in each daemon, *is_daemon set. In the
  * supervisor it returns once all is over: 0, or the error of the last daemon. */
