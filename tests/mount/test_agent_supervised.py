@@ -4,6 +4,7 @@
 import re
 import threading
 
+from crowded import crowded
 from derived import VIEW, llama
 from ranks import Rank, Reader, Refused, ask_all, expected
 from service_manager import Manager
@@ -441,36 +442,9 @@ def test_supervisor_is_killed():
     assert sorted(agent.versions()) == [2, 3]
 
 
-NO_ROOM = """#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/types.h>
-static int n;
-pid_t fork(void)
-{
-    pid_t (*real)(void) = dlsym(RTLD_NEXT, "fork");
-    char name[16] = "";
-    prctl(PR_GET_NAME, name);
-    if (strcmp(name, "wsync-keeps") != 0 || n++ >= 3)
-        return real();
-    errno = EAGAIN;
-    return -1;
-}
-"""
-
-
 def test_no_room_for_a_process():
     "where the machine has no room for another process just when the agent dies, the next one is started a moment later"
-    if SANITIZER:
-        pytest.skip("a library cannot be loaded before the sanitizer's: not under a sanitizer")
-    source, library = TESTDIR + "/no_room.c", TESTDIR + "/no_room.so"
-    with open(source, "w") as f:
-        f.write(NO_ROOM)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    prefix = {"prefix": ("env", f"LD_PRELOAD={library}")}
-    agent = type("Crowded", (Supervised,), prefix)()
+    agent = crowded(Supervised)()
     agent.publish("actor", 1, checkpoint(SMALL, seed=1))
     before = agent.versions()
     agent.kill_daemon()

@@ -3,6 +3,7 @@
 """Mounts with a supervisor: the daemon dies while others look names up, open, read, map, list and command, and another one takes over."""
 import ctypes
 
+from crowded import crowded
 from ranks import Rank
 from supervised import *
 
@@ -304,6 +305,14 @@ def test_others_before_the_first():
     m.kill_daemon()
     for u in users:
         u.stop()
+
+
+def test_no_room_for_a_process():
+    "where the machine has no room for another process just when a daemon dies, the next one is started a moment later"
+    agent, folder, m = published(crowded(Supervised))
+    m.kill_daemon()
+    m.wait_version("actor", 1)
+    assert same(m.file("actor/1"), folder)
 
 
 def test_supervisor_is_killed():
