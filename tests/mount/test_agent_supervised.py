@@ -442,6 +442,21 @@ def test_supervisor_is_killed():
     assert sorted(agent.versions()) == [2, 3]
 
 
+def test_next_one_cannot_start():
+    "an agent after a death that cannot start, as a file of its options is not there just then, counts as one that died"
+    key = unique("key")
+    wsync("key", "new", "--out", key)
+    agent = Supervised("--sign-key", key)
+    agent.publish("actor", 1, checkpoint(SMALL, seed=1))
+    before = agent.versions()
+    os.rename(key, key + ".away")
+    os.kill(agent.daemon, signal.SIGKILL)
+    wait_for(lambda: 'why="exit status 1"' in agent.text(), "an agent that cannot start")
+    os.rename(key + ".away", key)
+    wait_for(lambda: agent.alive() and agent.answers(), "the agent after that")
+    assert agent.versions() == before
+
+
 def test_no_room_for_a_process():
     "where the machine has no room for another process just when the agent dies, the next one is started a moment later"
     agent = crowded(Supervised)()

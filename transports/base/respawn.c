@@ -6,11 +6,13 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define FORK_TRIES 300
@@ -55,23 +57,37 @@ static int wait_for_end(struct watch *w)
     }
 }
 
+/* A first daemon that ends with an error has named it. One after a death had started before as it was: what it lacks may be there soon, as a
+ * port, or a file that is being written. */
+static bool may_start_again(struct watch *w, int status)
+{
+    const struct timespec wait = {.tv_sec = 1};
+    if (!WIFEXITED(status))
+        return true;
+    return w->deaths.n > 0 && !w->ends && nanosleep(&wait, NULL) == 0;
+}
+
 /* 0: another one is to be started. */
 static int judge(struct watch *w, int status, bool *is_over, struct ws_error *err)
 {
     const char *name = w->what->name;
+    char how[64];
     *is_over = true;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return 0;
-    if (WIFEXITED(status))
+    if (!may_start_again(w, status))
         return ws_error_set(err, EIO, "the daemon of %s has ended with an error, which it named", name);
-    const char *how = strsignal(WTERMSIG(status));
+    if (WIFEXITED(status))
+        snprintf(how, sizeof(how), "exit status %d", WEXITSTATUS(status));
+    else
+        snprintf(how, sizeof(how), "%s", strsignal(WTERMSIG(status)));
     if (w->ends)
         return ws_error_set(err, EINTR, "the daemon of %s was told to end, and died: %s", name, how);
     ws_deaths_add(&w->deaths);
     if (ws_deaths_were(&w->deaths, w->deaths.most))
         return ws_deaths_error(&w->deaths, name, how, w->what->at_end, err);
     ws_log(WS_LOG_ERROR, w->what->component,
-           "the daemon has died, and another one takes over at=%s signal=\"%s\"", name, how);
+           "the daemon has died, and another one takes over at=%s why=\"%s\"", name, how);
     *is_over = false;
     return 0;
 }

@@ -3,7 +3,7 @@
  * supervisor does more (fs/supervisor.h).
  *
  * It ends with the daemon that ends by itself, because it was told to end, or has nothing left to serve; with the third that dies within a
- * minute; and passes SIGTERM, SIGINT and SIGHUP on. A supervisor that is killed leaves its daemon as one without. */
+ * minute, as which one counts that cannot start after a death; and passes SIGTERM, SIGINT and SIGHUP on. A supervisor that is killed leaves its daemon as one without. */
 #ifndef WS_TRANSPORTS_BASE_RESPAWN_H
 #define WS_TRANSPORTS_BASE_RESPAWN_H
 #include "transports/base/error.h"
