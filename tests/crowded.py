@@ -1,5 +1,5 @@
 """Supervisors that find no room for another process just when their daemon dies."""
-from world import *
+from preloaded import *
 
 NO_ROOM = """#define _GNU_SOURCE
 #include <dlfcn.h>
@@ -23,10 +23,4 @@ pid_t fork(void)
 
 def crowded(kind):
     "a supervised process of that kind, of whose next daemon's start the first tries fail"
-    if SANITIZER:
-        pytest.skip("a library cannot be loaded before the sanitizer's: not under a sanitizer")
-    source, library = TESTDIR + "/no_room.c", TESTDIR + "/no_room.so"
-    with open(source, "w") as f:
-        f.write(NO_ROOM)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    return type("Crowded", (kind,), {"prefix": ("env", f"LD_PRELOAD={library}")})
+    return preloaded(kind, NO_ROOM)

@@ -4,6 +4,7 @@
 import ctypes
 
 from crowded import crowded
+from preloaded import preloaded
 from ranks import Rank
 from supervised import *
 
@@ -294,13 +295,7 @@ int pthread_mutex_unlock(pthread_mutex_t *m)
 
 def test_others_before_the_first():
     "a daemon whose first thread sleeps before it begins with the kernel's first request fails nothing that its second one reads meanwhile"
-    if SANITIZER:
-        pytest.skip("a library cannot be loaded before the sanitizer's: not under a sanitizer")
-    source, library = TESTDIR + "/slow_first.c", TESTDIR + "/slow_first.so"
-    with open(source, "w") as f:
-        f.write(SLOW_FIRST)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    agent, folder, m = published(type("SlowFirst", (Supervised,), {"prefix": ("env", f"LD_PRELOAD={library}")}))
+    agent, folder, m = published(preloaded(Supervised, SLOW_FIRST))
     users = [type("Lister", (User,), {"once": lambda u: os.listdir(u.mount.file("actor"))})(m, None) for _ in range(4)]
     m.kill_daemon()
     for u in users:

@@ -3,6 +3,7 @@
 """Supervised mounts go over to another binary, while others use them, and go back where it does not come up."""
 import types
 
+from preloaded import preloaded
 from ranks import Rank
 from supervised import *
 
@@ -142,13 +143,7 @@ int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*run)(void *), 
 
 def test_does_not_come_up():
     "a binary whose daemon does not come up is given back: the one before serves, who looked up waited, and the reason is told"
-    if SANITIZER:
-        pytest.skip("a library cannot be loaded before the sanitizer's: not under a sanitizer")
-    source, library = TESTDIR + "/no_threads.c", TESTDIR + "/no_threads.so"
-    with open(source, "w") as f:
-        f.write(NO_THREADS)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    agent, rank, m = offloaded(type("Threaded", (Supervised,), {"prefix": ("env", f"LD_PRELOAD={library}", f"MAY_START={os.path.realpath(WSYNC)}")}))
+    agent, rank, m = offloaded(preloaded(Supervised, NO_THREADS, MAY_START=os.path.realpath(WSYNC)))
     user = User(m, lambda: 1)
     r = take_over(binary(), m)
     assert r.returncode == 1 and OTHER in r.stdout and "did not come up: cannot start a thread" in r.stdout and f"release {version()} serves on" in r.stdout, r.stdout + m.text()
